@@ -18,7 +18,7 @@ from iris_ray.capacity.provider import OWNER_LABEL, HostSettings, Market, Provid
 from iris_ray.capacity.provisioner import Jobs, Provisioner, print_line
 from iris_ray.capacity.settings import CLOUD_TPU
 from iris_ray.capacity.start_up import HEAD_MARK, STARTUP_SCRIPT, script_for_docker, startup_script
-from iris_ray.cli.address import address_option, chosen_address, cluster
+from iris_ray.cli.address import chosen_address, cluster, node_address_option
 from iris_ray.cli.options import tpu_option
 from iris_ray.cli.output import json_option
 from iris_ray.cli.printing import print_json
@@ -175,7 +175,7 @@ class ProvisionerLine(TypedDict):
 @click.option("--once", is_flag=True, help="Check the cluster and act once, then exit.")
 @click.option("--dry-run", is_flag=True, help="Check the cluster once, and print what would be done. Changes nothing.")
 @json_option(ProvisionerLine)
-@address_option
+@node_address_option
 def provision(
     tpu_types: Sequence[str],
     least: int,

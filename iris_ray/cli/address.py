@@ -19,9 +19,13 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+_DEFAULT = "  [default: $RAY_ADDRESS, or the cluster on this machine]"
 _ADDRESS_HELP = (
-    "The Ray cluster: HOST:PORT of its head, from one of its nodes; from elsewhere the URL of its dashboard.  [default:"
-    " $RAY_ADDRESS, or the cluster on this machine]"
+    "The Ray cluster: HOST:PORT of its head, from one of its nodes; from elsewhere the URL of its dashboard." + _DEFAULT
+)
+_ON_A_NODE = (
+    "The Ray cluster: HOST:PORT of its head. This command runs on one of its nodes, and takes no URL of a dashboard."
+    + _DEFAULT
 )
 
 
@@ -33,9 +37,16 @@ def _remember_address(context: click.Context, _: click.Parameter, value: str | N
 
 def address_option(command: Command) -> Command:
     """Give a command ``--address``; `chosen_address` returns its value, wherever on the command line it was given."""
-    return click.option(
-        "--address", metavar="HOST:PORT", help=_ADDRESS_HELP, expose_value=False, callback=_remember_address
-    )(command)
+    return _address_option(_ADDRESS_HELP)(command)
+
+
+def node_address_option(command: Command) -> Command:
+    """Give ``--address`` to a command that works on a node of the cluster only, and refuses the URL of a dashboard."""
+    return _address_option(_ON_A_NODE)(command)
+
+
+def _address_option(help: str) -> Callable[[Command], Command]:
+    return click.option("--address", metavar="HOST:PORT", help=help, expose_value=False, callback=_remember_address)
 
 
 def address_given(context: click.Context) -> str | None:

@@ -13,7 +13,7 @@ from iris_ray.actors.calls.controller_connection import NO_CONTROLLER, Controlle
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.version import PROTOCOL_VERSION, versions_here
 from iris_ray.actors.protocol.version import in_words as versions_in_words
-from iris_ray.cli.address import address_option, cluster
+from iris_ray.cli.address import address_option, cluster, node_address_option
 from iris_ray.cli.conventions import NO_CLUSTER, confirm, say_error
 from iris_ray.cli.main import Commands, section_of
 from iris_ray.cli.options import yes_option
@@ -94,7 +94,7 @@ def controller() -> None:
     help="Set it, unless it is set in this cluster already (iris-ray cluster settings). May be repeated.",
 )
 @json_option(ControllerNow)
-@address_option
+@node_address_option
 def start(assignments: tuple[str, ...], as_json: bool) -> None:
     """Start it, unless it runs; it continues from the records of an earlier one.
 
@@ -124,7 +124,7 @@ def start(assignments: tuple[str, ...], as_json: bool) -> None:
 @click.command()
 @yes_option
 @json_option(ControllerNow)
-@address_option
+@node_address_option
 def stop(yes: bool, as_json: bool) -> None:
     """End it; running jobs continue. The next job, or a running one with something to report, starts another one.
 
@@ -146,7 +146,7 @@ def stop(yes: bool, as_json: bool) -> None:
 @click.command()
 @click.option("--dry-run", is_flag=True, help="Only say whether the version that is installed here could replace it.")
 @json_option(ControllerNow)
-@address_option
+@node_address_option
 def upgrade(dry_run: bool, as_json: bool) -> None:
     """Replace it by the version installed here and on the head.
 

@@ -4,13 +4,13 @@ import os
 
 import click
 
-from iris_ray.cli.address import address_option, cluster
+from iris_ray.cli.address import cluster, node_address_option
 
 
 @click.command()
 @click.option("--port", type=click.IntRange(0, 65535), default=8267, show_default=True, help="0: a free one.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen; others need a token to read.")
-@address_option
+@node_address_option
 def dashboard(port: int, host: str) -> None:
     """Web pages of the fleet, the queue, jobs, users and events, live. Ctrl-C ends it.
 

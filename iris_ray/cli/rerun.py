@@ -12,7 +12,7 @@ import click
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
-from iris_ray.cli.address import address_option, cluster, dashboard_address
+from iris_ray.cli.address import cluster, dashboard_address, node_address_option
 from iris_ray.cli.completion import all_jobs
 from iris_ray.cli.conventions import say_error
 from iris_ray.cli.sent_code import code_of, restored_code, use_code
@@ -137,7 +137,7 @@ class _Rerun(click.Command):
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED, metavar="[FLAGS] [-- ARGUMENTS]")
 @click.option("--current-code", is_flag=True, help="With the code as it is here now, not with that of the job.")
 @click.option("--dry-run", is_flag=True, help="Only print the command that would run.")
-@address_option
+@node_address_option
 @click.pass_context
 def rerun(context: click.Context, job: str, flags: tuple[str, ...], current_code: bool, dry_run: bool) -> None:
     """Run a job again: the command that has submitted it, with other flags if you give some.

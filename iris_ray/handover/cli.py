@@ -16,7 +16,7 @@ import click
 import iris_ray
 from iris_ray.actors.calls.controller_connection import ControllerConnection, find_controller
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
-from iris_ray.cli.address import address_option, cluster
+from iris_ray.cli.address import cluster, node_address_option
 from iris_ray.cli.controller import start_one
 from iris_ray.cli.conventions import private_file, require_place
 from iris_ray.cli.output import json_option
@@ -70,7 +70,7 @@ class Imported(TypedDict):
     "--variables", is_flag=True, help="With the values of the jobs' environment variables: they may be secrets."
 )
 @json_option(Exported)
-@address_option
+@node_address_option
 def export(file: Path, variables: bool, as_json: bool) -> None:
     """Write the queue, budgets, limits, teams, settings and past use into a file.
 
@@ -178,7 +178,7 @@ def _packages_of(*environments: Mapping[str, Any]) -> list[str]:
 )
 @click.option("--jobs-only", is_flag=True, help="Only submit the jobs that this cluster does not know yet.")
 @json_option(Imported)
-@address_option
+@node_address_option
 def import_(file: Path, env_file: str | None, jobs_only: bool, as_json: bool) -> None:
     """Take over what an export has written, into a new cluster.
 

@@ -9,7 +9,7 @@ from typing import TypedDict
 import click
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
-from iris_ray.cli.address import address_option, cluster
+from iris_ray.cli.address import address_option, cluster, node_address_option
 from iris_ray.cli.conventions import SuggestingGroup, confirm
 from iris_ray.cli.options import yes_option
 from iris_ray.cli.output import ListForm, json_option, list_options
@@ -69,7 +69,7 @@ class SecretRemoved(TypedDict):
 @click.option("--user", "users", multiple=True, metavar="USER", help="Only for jobs of this user. Repeatable.")
 @click.option("--team", "teams", multiple=True, metavar="TEAM", help="Only for jobs of this team. Repeatable.")
 @json_option(SecretSet)
-@address_option
+@node_address_option
 def set_(
     name: str, rest: Sequence[str], from_file: Path | None, users: Sequence[str], teams: Sequence[str], as_json: bool
 ) -> None:
@@ -158,7 +158,7 @@ def _time(at: float) -> str:
 @click.argument("name")
 @yes_option
 @json_option(SecretRemoved)
-@address_option
+@node_address_option
 def rm(name: str, yes: bool, as_json: bool) -> None:
     """Remove the secret NAME.
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from iris_ray.cli.address import address_option, cluster
+from iris_ray.cli.address import cluster, node_address_option
 from iris_ray.cli.conventions import FAILED
 from iris_ray.cli.options import tpu_option
 from iris_ray.cli.output import json_option
@@ -44,7 +44,7 @@ class NotAsExpected(Exception):
 @click.option("--timeout", type=Duration(above=True), default="10m", show_default=True,
               help="How long a step may wait for its slices.")  # fmt: skip
 @json_option(list[Finding])
-@address_option
+@node_address_option
 def selftest(tpu_type: str, slices: int, await_notice: float, timeout: float, as_json: bool) -> None:
     """Try on real TPU slices what can't be tried without: a report of some minutes' work.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import click
 
-from iris_ray.cli.address import address_option, cluster
+from iris_ray.cli.address import address_option, cluster, node_address_option
 from iris_ray.cli.conventions import SuggestingGroup
 from iris_ray.cli.output import ListForm, json_option, list_options
 from iris_ray.cli.printing import duration, print_json
@@ -81,15 +81,14 @@ class FitOfModel(TypedDict):
 
 
 def of_models(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command ``--name`` and ``--address``. It is called with the `SlotClient` of that name."""
+    """Give a command ``--name``. It is called with the `SlotClient` of that name."""
 
     @functools.wraps(command)
     def called(name: str, **given: Any) -> None:
         with cluster():
             command(SlotClient.connect(name), **given)
 
-    named = click.option("--name", default="slots", show_default=True, help="That of the SlotClient.")(called)
-    return address_option(named)
+    return click.option("--name", default="slots", show_default=True, help="That of the SlotClient.")(called)
 
 
 @click.group("slots", cls=SuggestingGroup)
@@ -110,6 +109,7 @@ def slots() -> None:
 
 @slots.command()
 @list_options(list[SlotRow], "slots' ids")
+@address_option
 @of_models
 def ls(client: SlotClient, form: ListForm) -> None:
     """Slots: the models that are loaded, and where."""
@@ -118,6 +118,7 @@ def ls(client: SlotClient, form: ListForm) -> None:
 
 @slots.command()
 @list_options(list[ModelRow], "models' names")
+@address_option
 @of_models
 def models(client: SlotClient, form: ListForm) -> None:
     """Models: how many slots each has, and how many requests wait."""
@@ -126,6 +127,7 @@ def models(client: SlotClient, form: ListForm) -> None:
 
 @slots.command()
 @list_options(list[Runner], "runners' ids")
+@address_option
 @of_models
 def runners(client: SlotClient, form: ListForm) -> None:
     """Runners: the hosts, or slices, that hold slots, and what is free and in use on their devices.
@@ -141,6 +143,7 @@ def runners(client: SlotClient, form: ListForm) -> None:
 @slots.command()
 @click.argument("slot")
 @json_option(SlotEvicted)
+@node_address_option
 @of_models
 def evict(client: SlotClient, slot: str, as_json: bool) -> None:
     """End a slot after its running requests.
@@ -156,6 +159,7 @@ def evict(client: SlotClient, slot: str, as_json: bool) -> None:
 @slots.command()
 @click.argument("model")
 @json_option(Prewarmed)
+@node_address_option
 @of_models
 def prewarm(client: SlotClient, model: str, as_json: bool) -> None:
     """Load a model on every runner that has room for it now, and on each new one."""
@@ -168,6 +172,7 @@ def prewarm(client: SlotClient, model: str, as_json: bool) -> None:
 @slots.command()
 @click.argument("model")
 @json_option(ModelRow)
+@address_option
 @of_models
 def why(client: SlotClient, model: str, as_json: bool) -> None:
     """Why requests for a model wait, or replicas are missing."""
@@ -187,7 +192,7 @@ GRACE_S = 30.0
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--dry-run", is_flag=True, help="Only check the file, and say where each model fits.")
 @list_options(list[FitOfModel], "with --dry-run, the models' names")
-@address_option
+@node_address_option
 def serve(file: Path, dry_run: bool, form: ListForm) -> None:
     """Serve the models of a file as OpenAI's API, until Ctrl-C or SIGTERM.
 

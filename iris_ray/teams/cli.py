@@ -7,7 +7,7 @@ from typing import TypedDict
 import click
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
-from iris_ray.cli.address import address_option, cluster
+from iris_ray.cli.address import address_option, cluster, node_address_option
 from iris_ray.cli.conventions import confirm
 from iris_ray.cli.main import Commands, section_of
 from iris_ray.cli.options import yes_option
@@ -159,7 +159,7 @@ class TeamsApplied(TypedDict):
 @click.option("--dry-run", is_flag=True, help="Only show the difference.")
 @yes_option
 @json_option(TeamsApplied)
-@address_option
+@node_address_option
 def apply(file: Path, dry_run: bool, yes: bool, as_json: bool) -> None:
     """Replace the whole tree of teams by the tree in a file. An empty file removes all teams.
 

@@ -1,6 +1,7 @@
 """Commands with the address of a dashboard: which ones the head runs, and which ones run here."""
 
 import os
+import sys
 import tarfile
 import zipfile
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ import click
 import pytest
 
 from iris_ray.cli import streams
+from iris_ray.cli.address import ON_HEAD
 from iris_ray.cli.conventions import FAILED, OK, USAGE
 from iris_ray.dev.checkout import CodeRecord
 from iris_ray.remote import cli, laptop_end
@@ -19,7 +21,7 @@ from iris_ray.remote.calls import HeadCall
 from iris_ray.remote.cli import DashboardHead
 from iris_ray.remote.seal import Seal
 from iris_ray.sessions.core import CommandLine, Size
-from tests.support.command_line import invoke
+from tests.support.command_line import COMMANDS, REPOSITORY, invoke
 from tests.support.dashboard import Dashboard
 from tests.unit.dev.test_code_directory import git
 
@@ -85,11 +87,64 @@ def test_head_runs_what_was_typed(asked: list[list[str]], typed: list[str], runs
     assert (done.exit_code, asked) == (OK, [runs]), done.output
 
 
-@pytest.mark.parametrize("words", [("cluster", "secrets", "set", "KEY"), ("cluster", "controller", "export", "file")])
-def test_what_needs_this_machine_or_must_not_travel_is_refused(asked: list[list[str]], words: Sequence[str]) -> None:
-    done = invoke(*words, "--address", URL, input=b"value")
-    assert done.exit_code == USAGE
+ON_A_NODE = {
+    "cluster controller export": ["new-file"],
+    "cluster controller import": [str(REPOSITORY / "tests/data/export-format-1.jsonl")],
+    "cluster controller start": [],
+    "cluster controller stop": ["--yes"],
+    "cluster controller upgrade": [],
+    "cluster dashboard": [],
+    "cluster provision": [
+        "--tpu",
+        "v6e-16",
+        "--max",
+        "1",
+        "--runtime-version",
+        "v2-alpha-tpuv6e",
+        "--head",
+        "10.0.0.3:6379",
+    ],
+    "cluster secrets rm": ["KEY"],
+    "cluster secrets set": ["KEY"],
+    "cluster selftest": ["--tpu", "v4-8"],
+    "job rerun": ["train-1"],
+    "serve": ["models.toml"],
+    "slots evict": ["slot"],
+    "slots prewarm": ["model"],
+    "team apply": ["teams.toml"],
+}
+"""Commands that need this machine, or whose input must not travel, with arguments."""
+MODELS = """
+[[hosts]]
+kind = "gpu"
+count = 1
+devices = 1
+memory_gb = 80
+[models.llama]
+command = "serve --port {port}"
+memory_gb = 10
+"""
+
+
+@pytest.mark.parametrize("command", ON_A_NODE)
+def test_what_needs_this_machine_or_must_not_travel_is_refused(asked: list[list[str]], command: str) -> None:
+    Path("teams.toml").write_text("")
+    Path("models.toml").write_text(MODELS)
+    done = invoke(*command.split(), *ON_A_NODE[command], "--address", URL, input=b"value")
+    assert done.exit_code == USAGE, done.output
+    assert "dashboard" in done.output
     assert asked == []
+
+
+def test_help_of_address_says_which_commands_take_a_dashboard() -> None:
+    for name, command in COMMANDS.items():
+        helps = [one.help or "" for one in command.params if isinstance(one, click.Option) and "--address" in one.opts]
+        if helps and not isinstance(command, click.Group):
+            takes_it = not {name, f"job {name}"} & ON_A_NODE.keys()
+            assert ("takes no URL" not in helps[0]) is takes_it, name
+            assert command.callback is not None
+            module = sys.modules[command.callback.__module__]
+            assert takes_it is (name.removeprefix("job ") in ON_HEAD or hasattr(module, "head_of_dashboard")), name
 
 
 @pytest.mark.parametrize("command", ["logs", "status", "cancel"])
@@ -106,6 +161,24 @@ def test_job_that_is_none_of_rays_is_the_clusters(
     dashboard.jobs["mine"], dashboard.logs["mine"] = {}, "of Ray's"
     assert invoke(*words[:-1], "mine", "--address", url).exit_code == OK
     assert len(asked) == 1, "that one is"
+
+
+@pytest.mark.parametrize("code", [OK, USAGE])
+def test_jobs_of_rays_are_stopped_once_head_has_cancelled_the_others(
+    dashboard: Dashboard, url: str, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    dashboard.jobs["mine"] = {}
+
+    def run(_: DashboardHead, words: Sequence[str], __: None) -> int:
+        assert words == ["cancel", "train-1", "--yes"]
+        assert dashboard.changes == []
+        return code
+
+    monkeypatch.setattr(DashboardHead, "_code", run)
+    done = invoke("cancel", "mine", "train-1", "--address", url)
+    assert done.exit_code == code
+    assert dashboard.changes == (["POST /api/jobs/mine/stop"] if code == OK else [])
+    assert ("mine is being stopped" in done.output) is (code == OK)
 
 
 def test_files_of_commands_come_here_or_not_at_all(asked: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,24 +236,6 @@ def tunnelled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     commands: list[tuple[str, ...]] = []
 
     class EndlessTunnel(laptop_end.Tunnel):
-@pytest.mark.parametrize("code", [OK, USAGE])
-def test_jobs_of_rays_are_stopped_once_head_has_cancelled_the_others(
-    dashboard: Dashboard, url: str, monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
-    dashboard.jobs["mine"] = {}
-
-    def run(_: DashboardHead, words: Sequence[str], __: None) -> int:
-        assert words == ["cancel", "train-1", "--yes"]
-        assert dashboard.changes == []
-        return code
-
-    monkeypatch.setattr(DashboardHead, "_code", run)
-    done = invoke("cancel", "mine", "train-1", "--address", url)
-    assert done.exit_code == code
-    assert dashboard.changes == (["POST /api/jobs/mine/stop"] if code == OK else [])
-    assert ("mine is being stopped" in done.output) is (code == OK)
-
-
         async def __aenter__(self) -> "EndlessTunnel":
             return self
 
