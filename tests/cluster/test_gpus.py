@@ -131,6 +131,9 @@ def test_slots_use_gpus_as_large_as_driver_says(clusters: Clusters, monkeypatch:
                 InvalidSlotError, match=r"needs 60,000,000,000 \+ 50,000,000,000 bytes on 2 gpu devices"
             ):
                 client.submit("too large", None).result(60)
+        with SlotClient([SlotHosts(kind=DeviceKind.GPU, devices=2, memory=[40 * GB, 30 * GB])]) as client:
+            client.register(Share, memory={1: 20 * GB}, kind=DeviceKind.GPU)
+            assert client.submit("Share", None).result(60) == ("0", str(20 * GB), "0.2532")
 
 
 class Share:

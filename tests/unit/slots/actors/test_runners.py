@@ -104,6 +104,19 @@ def test_share_of_unlike_gpus_is_the_least() -> None:
     assert [device.memory for device in RunnerHere((here,)).runner().devices] == [80, 40, 10]
 
 
+def test_share_is_one_of_the_whole_gpu_if_the_driver_says_its_size() -> None:
+    here = replace(host_here("r", None), devices=2, memory=40, totals=(80, 50))
+    assert here.share((0,), (20,)) == 0.25
+    assert here.share((0, 1), (20, 20)) == 0.25
+    assert replace(here, sizes=(40, 30)).share((1,), (20,)) == 0.4
+    assert replace(here, totals=()).share((0,), (20,)) == 0.5
+    assert [device.memory for device in RunnerHere((here,)).runner().devices] == [40, 40], "slots may use no more"
+
+
+def test_share_of_a_gpu_smaller_than_said_is_all_of_it() -> None:
+    assert replace(host_here("r", None), memory=80, totals=(79,)).share((0,), (80,)) == 1.0
+
+
 # -- hosts that come and go -------------------------------------------------------------------------------------------
 
 

@@ -217,6 +217,17 @@ async def test_gpus_with_reported_memory_take_fitting_slots_and_show_use(
     assert "device 0 uses 80,000,000,000 bytes, but slots have only 0 booked" in caplog.text
 
 
+async def test_slot_gets_its_share_of_the_whole_gpu(slots: Slots) -> None:
+    manager = await serving()
+    here = replace(host_here("gpu-0", stand_in_agent()), totals=(120 * GB,))
+    manager._background.start(manager.hold_host(here), "holding a host")
+    answer = asyncio.ensure_future(manager.submit(ask("r")))
+    await until(lambda: slots.made)
+    variables = {name: value for name, value in slots.variables[0].items() if name.startswith("IRIS_SLOT_MEMORY")}
+    assert variables == {"IRIS_SLOT_MEMORY": str(60 * GB), "IRIS_SLOT_MEMORY_SHARE": "0.5000"}
+    answer.cancel()
+
+
 async def test_hanging_driver_keeps_no_slot_from_its_host(slots: Slots, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slot_manager, "REPORT_TIMEOUT_S", 0.05)
     manager = await serving()
