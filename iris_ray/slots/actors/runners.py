@@ -19,6 +19,9 @@ from iris_ray.slots.core.devices import Device, DeviceKind, Runner, runner_of_sl
 from iris_ray.slots.core.events import Event, RunnerJoined, RunnerLost
 from iris_ray.slots.core.reconciler import Reconciler, idle_runners, needs_room
 
+SHARE_STEPS = 10_000
+"""The number of steps from none of a device to all of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class HostHere:
@@ -57,11 +60,14 @@ class HostHere:
         """Return the smallest share that these sizes, one for each device, make up of their devices, at most 1.
 
         The share is one of the whole GPU where NVIDIA's driver said how large it is, and otherwise of the bytes that
-        slots may use.
+        slots may use. It is rounded down to `SHARE_STEPS`, so that slots that fill a GPU don't take more than it has.
         """
         of = self.totals or self.sizes
-        shares = (size / (of[device] if of else self.memory) for device, size in zip(devices, sizes, strict=True))
-        return min(1.0, *shares)  # a user may have said more bytes than the GPU has
+        steps = (
+            size * SHARE_STEPS // (of[device] if of else self.memory)
+            for device, size in zip(devices, sizes, strict=True)
+        )
+        return min(SHARE_STEPS, *steps) / SHARE_STEPS  # a user may have said more bytes than the GPU has
 
     def placement(self) -> PlacementGroupSchedulingStrategy:
         """Return the scheduling strategy that places an actor on this host and nowhere else."""

@@ -230,7 +230,7 @@ class ServedProgram:
         shares = os.environ.get(SHARE_BYTES, "0").split(",")
         share = float(os.environ.get(SHARE, "1"))
         words = self._served.words(
-            port=port, model=self._model, devices=len(shares), memory=max(map(int, shares)), share=f"{share:.3f}"
+            port=port, model=self._model, devices=len(shares), memory=max(map(int, shares)), share=share
         )
         environment = {**os.environ, OWNER: owner_of_this_process(), **self._served.environment}
         blocked = signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Ray's worker blocks some, and children inherit that
