@@ -70,6 +70,21 @@ def test_binary_files_and_other_encodings_are_in_difference(here: Path, monkeypa
         assert Path(code.directory, "lib/gone.py").read_bytes() == b"# caf\xe9\n"
 
 
+def test_code_of_subdirectory_is_restored_with_its_difference(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(here, **{"lib/deep/kept.py": "k\n"})
+    git(here, "add", ".")
+    git(here, "commit", "--quiet", "-m", "second")
+    edit(here)
+    write(here, **{"lib/deep/kept.py": "changed\n", "lib/deep/new.py": "n\n"})
+    monkeypatch.chdir(here / "lib/deep")
+    found = Checkout.of(Path.cwd())
+    assert found is not None
+    with restored(found.record) as code:
+        assert code.directory is not None
+        texts = {path.name: path.read_text() for path in Path(code.directory).iterdir()}
+        assert texts == {"kept.py": "changed\n", "new.py": "n\n"}
+
+
 def test_binary_file_that_is_too_large_is_only_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(here)
     write(here, **{"train.py": "a = 2\n"})
