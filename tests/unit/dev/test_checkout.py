@@ -58,6 +58,23 @@ def test_difference_makes_commit_what_was_sent(here: Path, tmp_path: Path) -> No
     assert again.code.files == found.code.files
 
 
+@pytest.mark.parametrize("setting", ["diff.noprefix=true", "diff.relative=true", "diff.context=0"])
+def test_difference_is_a_patch_whatever_a_persons_git_shows(
+    here: Path, monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
+    write(here, **{"lib/deep.py": "1\n2\n3\n4\n5\n"})
+    git(here, "add", ".")
+    git(here, "commit", "--quiet", "-m", "second")
+    write(here, **{"lib/deep.py": "1\n2\nchanged\n4\n5\n"})
+    git(here, "config", *setting.split("="))
+    monkeypatch.chdir(here / "lib")
+    found = Checkout.of(Path.cwd())
+    assert found is not None
+    with restored(found.record) as code:
+        assert code.directory is not None
+        assert Path(code.directory, "deep.py").read_text() == "1\n2\nchanged\n4\n5\n"
+
+
 def test_binary_files_and_other_encodings_are_in_difference(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(here)
     (here / "model.bin").write_bytes(bytes(range(256)) * 3)
