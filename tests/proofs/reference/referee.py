@@ -422,8 +422,8 @@ class Referee:
 
     def _must_reserve(self, job: Job, suitable: Sequence[Place], waited: float) -> object:
         """ "No hosts are reserved if they are not expected to be free within an hour, or within the time that the job
-        has already waited"; "one at a time among those that compete"; "if a promise ends in a plan, the next plan makes
-        new ones".
+        has already waited"; "one at a time among those that compete"; "if the turn of a job ends its promise, the plan
+        makes no more promises of this kind".
         """
         promised = {job_id for job_id, one in self.state.jobs.items() if one.promise is not None}
         if promised & self.fulfilled or not all(self.plan.rooms.values()):
