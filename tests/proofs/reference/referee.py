@@ -313,8 +313,8 @@ class Referee:
             self.reserved.setdefault(node_id, job)
 
     def _is_lent(self, keeper: Job, job: Job, may: bool) -> bool:
-        """ "A job may borrow a host if its max_runtime is at most half of the time until all reserved hosts are
-        expected to be free". A firm promise holds against its own band and lower ones.
+        """ "A job may borrow a host if its max_runtime, or what is left of it, is at most half of the time until all
+        reserved hosts are expected to be free". A firm promise holds against its own band and lower ones.
         """
         if job.spec.priority < keeper.spec.priority:
             return True
