@@ -392,7 +392,7 @@ class LimitStatus:
     """The limits and the usage of a user in one band.
 
     Attributes:
-        user: the user; ``*`` for the limits of all users without limits of their own.
+        user: the user; ``*`` for the limits of all users, which a user's own limits replace one by one.
         set_here: the limits that operators have set for this user in this band; the others are None.
         limits: the limits that hold; none of them is None.
         chips, running_jobs, queued_jobs, tasks: the usage that counts towards the limits.
