@@ -34,7 +34,7 @@ def heartbeat(step: int | None = None) -> None:
             the others up or, if that is not clear, the task that is furthest behind.
 
     Raises:
-        InvalidRequestError: the step is not an int of 64 bits.
+        InvalidRequestError: the step is not a number, or does not fit into 64 bits. Of a float, the whole part counts.
     """
     number = None if step is None else _whole(step)
     if (files := TaskFiles.of_this_task()) is not None:
