@@ -31,7 +31,7 @@ class JobInfo:
         local_dir: the job's directory on this host, shared by the job's tasks on the host. It is in memory if there is
             room and ``IRIS_RAY_HOST_DIR`` is not set. It survives across attempts. It is removed when the job ends,
             when another job takes the host, or some minutes after iris_ray's last process there. Empty without chips.
-            In local processes, each task has one of its own, also without chips.
+            In local processes, each task has one of its own.
         local_index: 0-based number of the task among the gang's tasks on its host.
         processes_per_host: number of the gang's tasks on each host.
         previous_task_index: index of the task that had the same local index on this host in the gang's previous
