@@ -101,8 +101,8 @@ def unproductive(what: str, *, outlives_hosts: bool = True) -> Iterator[None]:
             productive.
         outlives_hosts: for ``"checkpoint_save"``: whether the gang can continue from this save on other hosts. True for
             a save to a bucket, False for one to this host's memory or disk. When the cluster has to choose which gang
-            gives up its hosts, it takes work since the last such save to be lost. A block of less than 10 ms does not
-            count as a save.
+            gives up its hosts, it takes work since the last such save to be lost, unless the gang saves at notices. A
+            block of less than 10 ms does not count as a save.
 
     Raises:
         InvalidRequestError: there is no such kind.
