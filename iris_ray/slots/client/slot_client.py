@@ -66,7 +66,7 @@ class SlotClient:
         if not is_connected():
             raise NoClusterError("Ray is not initialised; call ray.init() first")
         kinds = {each.kind for each in hosts}
-        self._kind = kinds.pop() if len(kinds) == 1 else DeviceKind.GPU
+        self._kind = kinds.pop() if len(kinds) == 1 else None
         self._of_manager = policy or ServingPolicy(), tuple(hosts), name
         self._attach()
 
@@ -81,6 +81,8 @@ class SlotClient:
                 ray.kill(manager.handle)  # so the next try makes it anew
                 raise
             ray.get(manager.call(SlotManager.start, hosts, jobs))
+        else:
+            self._kind = None
         _get(manager.call(SlotManager.change, orders, ()))
         self._use(manager, is_ours)
 
@@ -99,7 +101,7 @@ class SlotClient:
         if not is_connected():
             raise NoClusterError("Ray is not initialised; call ray.init() first")
         made = cls.__new__(cls)
-        made._kind = DeviceKind.GPU
+        made._kind = None
         made._use(find(name), is_ours=False)
         return made
 
@@ -132,16 +134,17 @@ class SlotClient:
             replicas: slots to keep even without requests.
             prewarm: whether each host, also each one to come, gets a slot if no other slot has to be evicted for it.
             spec: further fields of `ModelSpec`, such as ``concurrency``, ``load_s``, ``idle_s`` and ``group``.
-                ``kind`` is that of the client's ``hosts``. Give it if they are of several kinds, or if the client was
-                created without hosts or by `connect`: it is ``DeviceKind.GPU`` then. ``lora`` only distinguishes slots;
-                the class gets its adapter by ``arguments``.
+                ``kind`` is by default that of the hosts, or ``DeviceKind.GPU`` if they are of several kinds. ``lora``
+                only distinguishes slots; the class gets its adapter by ``arguments``.
 
         Raises:
             InvalidSlotError: the class can't serve, can't be pickled or does not take the arguments, its memory is not
                 known, or a value can't work.
         """
         how: Any = {"memory": memory, "arguments": arguments, "replicas": replicas, "prewarm": prewarm}
-        order = model_order(model, name, **how, **{"kind": self._kind, **spec})
+        if "kind" not in spec:
+            spec["kind"] = self._kind_of_hosts()
+        order = model_order(model, name, **how, **spec)
         self._change([order])
         return order.spec
 
@@ -287,6 +290,10 @@ class SlotClient:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def _kind_of_hosts(self) -> DeviceKind:
+        """Return the kind of the hosts' devices; GPU if they are of several kinds, or there are no hosts."""
+        return self._kind or _get(self._there().call(SlotManager.kind)) or DeviceKind.GPU
 
     def _there(self) -> Actor[SlotManager]:
         """Return the manager, if this process is still in its cluster; else raise NoClusterError."""
