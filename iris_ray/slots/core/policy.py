@@ -73,8 +73,8 @@ class ServingPolicy:
             for as long has to give it back.
         drain_s: how long a slot that ends may finish its requests. Then they are cut off, and wait again if they may be
             repeated. A slot that ends for another model, or whose model was changed or removed, finishes its requests
-            however long they take. Once all requests and sessions on a slot were told to stop, they may go on for as
-            long, or for as long as the model loads if that is longer; then the slot may be ended for requests that
+            however long they take. If all requests and sessions on a slot have been told to stop, they also have this
+            time, or that of a load of the model if it is longer; after that, the slot may be ended for requests that
             wait.
         load_s: how long a model may load before the load counts as failed, unless `ModelSpec.load_s` says otherwise.
         late_factor: how many times as long as the model's last load a load may take before it counts as late. If
@@ -82,7 +82,7 @@ class ServingPolicy:
             its place is planned elsewhere if there is room.
         late_s: the least number of seconds before a load counts as late.
         idle_s: how long a slot may be idle before it ends even if no other slot needs its memory, unless
-            `ModelSpec.idle_s` says otherwise; it ends at most 30 s later. Replicas stay.
+            `ModelSpec.idle_s` says otherwise; it ends about 30 s later at most. Replicas stay.
         most_load_failures: loads in a row that may fail before the waiting requests are refused, unless a slot of the
             model is ready.
         most_attempts: how often a request is given to a slot, at most, if slots are lost. After as many crashes of a
