@@ -33,9 +33,10 @@ from iris_ray.model.tpu_processes import PROCESS_COUNTS
 
 
 class PriorityBand(IntEnum):
-    """Jobs of a band are placed before those of the next, and may evict them, with a notice. SYSTEM is for operators.
+    """Jobs of a band are placed before those of the bands after it, and may evict them, with a notice.
 
-    A smaller number goes first. The numbers of Iris's bands are others.
+    In a cluster with teams, jobs within their team's quota come before all others, whatever their bands. SYSTEM is for
+    operators. A smaller number goes first. The numbers of Iris's bands are others.
     """
 
     SYSTEM = -1
