@@ -67,6 +67,22 @@ async def test_runner_reports_slots_until_they_have_ended(slots: Slots) -> None:
     assert await manager._processes.alive_on(home, manager._runners.by_id[home]) == set()
 
 
+@pytest.mark.parametrize(
+    ("hosts", "kind"),
+    [
+        ([SlotHosts(count=2)], DeviceKind.CPU),
+        ([SlotHosts(tpu_type="v4-8")], DeviceKind.TPU),
+        ([SlotHosts(), SlotHosts(kind=DeviceKind.GPU)], None),
+        ([], None),
+    ],
+    ids=["cpu", "tpu", "several", "none"],
+)
+async def test_manager_tells_the_kind_of_its_hosts(hosts: Sequence[SlotHosts], kind: DeviceKind | None) -> None:
+    manager = await manager_of()
+    await manager.start(hosts, ())
+    assert await manager.kind() is kind
+
+
 async def test_models_come_and_go_in_one_step(slots: Slots) -> None:
     manager = await manager_of("a")
     await manager.register(order(lora="v1"))
