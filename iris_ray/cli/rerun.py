@@ -48,7 +48,7 @@ class TypedCommand:
         own = list(self.words)
         end = own.index("--") if "--" in own else len(own)
         after = own[end + 1 :] if arguments is None else list(arguments)
-        anew = {word.removeprefix("--env=").partition("=")[0] for word in flags}
+        anew = {word.removeprefix("--env=").removeprefix("-e").partition("=")[0] for word in flags}
         kept = [place for place in range(end) if not (own[place - 1] in _ENV and own[place] in anew)]
         kept = [place for place in kept if not (own[place] in _ENV and place + 1 not in kept)]
         more = list(_without_flags(self.command, own[:end]))[1:]  # after the script or function

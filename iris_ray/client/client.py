@@ -75,7 +75,10 @@ class IrisClient:
             NoClusterError: nothing answers there, or it is not the head of a Ray cluster, or HOST:PORT is given on a
                 machine without a Ray node.
             InvalidRequestError: the address or the workspace makes no sense, or this process is connected already.
-            TokenRefusedError, VersionMismatchError: as for `RayJobs`, with the URL of a dashboard.
+            VersionMismatchError: the cluster has another version of Ray or, with HOST:PORT, of Python. With the URL of
+                a dashboard, the last part of Ray's version may differ.
+            TokenRefusedError, RayJobError: as for `RayJobs`, with the URL of a dashboard.
+            InvalidModeError: as for `IrisClient()`.
             ServiceUnavailableError: the service for the URL of a dashboard is not installed.
         """
         require_no_local_mode()  # before the process is connected

@@ -141,7 +141,10 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
         return self._transport.ask(RESTART_S, ControllerInterface.job_status, self.job_id)
 
     def cancelled(self) -> bool:
-        """Return whether the job was cancelled; `result` then raises JobCancelledError."""
+        """Return whether `result` raises JobCancelledError.
+
+        The job was cancelled, ended with its group, or reached its ``max_runtime``.
+        """
         return self.done() and isinstance(self.exception(), JobCancelledError)
 
     def cancel(self) -> bool:

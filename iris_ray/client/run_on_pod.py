@@ -68,6 +68,7 @@ def run_on_pod(
         PreemptedTooManyTimesError: the gang lost its hosts, or was lost for another cause that counts as a preemption,
             more often than ``max_retries_preemption`` allows.
         JobCancelledError: the job was cancelled, or its ``max_runtime`` is over.
+        ControllerUnavailableError: the cluster's Controller could not be started or reached.
 
     Example::
 

@@ -111,7 +111,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         return web.json_response({"error": str(error)}, status=503)
 
 
-def _kept(error: web.HTTPClientError) -> dict[str, str]:
+def _kept(error: web.HTTPException) -> dict[str, str]:
     """Return the headers of an error that do not describe its text."""
     return {name: value for name, value in error.headers.items() if not name.lower().startswith("content-")}
 

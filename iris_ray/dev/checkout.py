@@ -144,8 +144,10 @@ def _difference(code: CodeDirectory, *options: str) -> str:
         if (base := git(path, "write-tree", **environ)) is None:
             return ""
         change_index("add", "--all", names=names)
-        words = ("--cached", "--no-color", "--no-ext-diff", "--no-textconv", base.decode().strip(), "--", ".")
-        return (git(path, "diff", *options, *words, **environ) or b"").decode(errors="surrogateescape")
+        plain = "--no-color", "--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/", "--unified=3"
+        words = ("--cached", *plain, base.decode().strip(), "--", ".")
+        of_root = "-c", "diff.relative=false"
+        return (git(path, *of_root, "diff", *options, *words, **environ) or b"").decode(errors="surrogateescape")
 
 
 # -- the record of a directory that travels through the dashboard ------------------------------------------------------

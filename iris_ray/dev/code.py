@@ -93,6 +93,8 @@ def restored(record: CodeRecord) -> Iterator[TravellingCode]:
             f"the job ran commit {record.commit[:12]}, which {Path.cwd()} does not have; go to a clone of its"
             f" repository, git fetch, {instead}"
         )
+    # The archive has the names of this directory, and the difference those of the whole checkout.
+    depth = 1 + (git(Path.cwd(), "rev-parse", "--show-prefix") or b"").count(b"/")
     with tempfile.TemporaryDirectory(prefix="iris-ray-") as directory:
         with tarfile.open(fileobj=io.BytesIO(packed)) as files:
             files.extractall(directory, filter="data")
@@ -101,7 +103,7 @@ def restored(record: CodeRecord) -> Iterator[TravellingCode]:
                 path.unlink()
         if record.difference:
             Path(directory, ".difference").write_bytes(record.difference.encode(errors="surrogateescape"))
-            if git(Path(directory), "apply", ".difference") is None:
+            if git(Path(directory), "apply", f"-p{depth}", ".difference") is None:
                 raise InvalidRequestError(
                     "the difference of the job's code can't be applied to its commit, as when changed binary files were"
                     f" too large to be kept; {instead}"

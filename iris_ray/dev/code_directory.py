@@ -105,16 +105,18 @@ class CodeDirectory:
                 files[name] = _read(path, name)
         return CodeDirectory(path, files, tuple(f"{_printable(n)} ({why_not[n]})" for n in sorted(why_not)))
 
-    def _without_links(self) -> Iterator[tuple[CodeFile, bytes]]:
-        """Yield the files and their contents; for a link to one of these files, that file.
-
-        Other links are left out: packages can't hold links.
-        """
-        whole = os.path.realpath(self.path)
-        for file in self.files.values():
-            found = os.path.realpath(self.path / file.path)
+    def _packed(self) -> "CodeDirectory":
+        """Return the directory without links to anything but its files: in a package, a link becomes a copy."""
+        whole, files, links = os.path.realpath(self.path), dict(self.files), list[str]()
+        for name, file in self.files.items():
+            found = os.path.realpath(self.path / name)
             if os.path.isfile(found) and (file.link is None or os.path.relpath(found, whole) in self.files):
-                yield file, self.content(file)
+                continue
+            del files[name]
+            if file.link is not None:
+                what = "a link to a directory" if os.path.isdir(found) else "a link to what is not sent"
+                links.append(f"{_printable(name)} ({what})")
+        return CodeDirectory(self.path, files, tuple(sorted((*self.left_out, *links))))
 
     @contextlib.contextmanager
     def package(self) -> Iterator[Path]:
@@ -122,11 +124,11 @@ class CodeDirectory:
         with tempfile.TemporaryDirectory(prefix="iris-ray-") as directory:
             path = Path(directory, "code.zip")
             with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as package:
-                for file, content in self._without_links():
+                for file in self._packed().files.values():
                     entry = zipfile.ZipInfo(file.path, _OLDEST)
                     entry.compress_type = zipfile.ZIP_DEFLATED
                     entry.external_attr = (0o755 if file.executable else 0o644) << 16
-                    package.writestr(entry, content)
+                    package.writestr(entry, self.content(file))
             yield path
 
     def content(self, file: CodeFile) -> bytes:
@@ -137,9 +139,11 @@ class CodeDirectory:
         """Return its size and the files that were left out, in a line.
 
         Args:
-            sent: the number of files that had to be sent; None: all.
+            sent: the number of files that had to be sent; None: all, in a package.
             sent_bytes: their size.
         """
+        if sent is None and (packed := self._packed()) != self:
+            return packed.in_words()
         files = f"{len(self.files)} files" if sent is None else f"{sent} of {len(self.files)} files"
         shown = [*self.left_out[:4], *([f"{len(self.left_out) - 4} more"] if self.left_out[4:] else [])]
         without = f"; left out: {', '.join(shown)}" if shown else ""

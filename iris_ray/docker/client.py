@@ -29,8 +29,9 @@ def run_docker_on_pod(
 ) -> None:
     """Run a program in a container on every host of TPU slices and wait until all have ended.
 
-    One container per host, all or none, by docker or podman, whichever answers on the host. It is privileged, has the
-    host's network, and ends with its task, however that ends. If a host is lost, another slice replaces its own, and
+    One container per host, all or none, by docker if it answers on the host, otherwise by podman;
+    ``IRIS_RAY_CONTAINER_ENGINE`` on the host names another command. The container is privileged, has the host's
+    network, and ends with its task, however that ends. If a host is lost, another slice replaces its own, and
     the gang restarts in new containers.
 
     Args:
@@ -38,10 +39,13 @@ def run_docker_on_pod(
         command: the program and its arguments; no shell reads them. Empty: the image's own program.
         tpu_type, num_slices: as for `run_on_pod`.
         env: environment variables of the program. It also gets the ``IRIS_*`` and ``MEGASCALE_*`` variables of a
-            task. Values are on no command line and in no log, and arrive as they are, newlines included. The engine
-            shows them: give API keys as ``secrets``, which must be files here (``as_file=True``).
-        name: the job's name; None: the image's own name.
-        container_options: further options of ``docker run``, such as ``["--volume=/data:/data"]``.
+            task. Values arrive as they are, newlines included. They are in no log and on no command line, except those
+            of variables that would affect the engine's client, such as ``PATH``, ``HOME``, ``LD_…`` and
+            ``DOCKER_HOST``. The engine shows all: give API keys as ``secrets``, which must be files here
+            (``as_file=True``).
+        name: the job's name; None: the last part of the image's name, without its tag.
+        container_options: further options of ``docker run``, such as ``["--volume=/data:/data"]``. Those with which
+            iris_ray would lose control of the container are refused, such as ``--name``, ``--rm`` and ``--detach``.
         options: those of docs/options.md, such as ``spares=1``; ``help(run_docker_on_pod)`` explains each.
 
     Raises:
@@ -51,7 +55,8 @@ def run_docker_on_pod(
         ContainerEngineError: neither docker nor podman answers on a host.
         TaskCrashedError: the program failed more often than allowed; the message has its exit code. It is a
             `TaskOutOfMemoryError` if the kernel killed it because memory was used up.
-        JobUnschedulableError, LaunchesFailedError, PreemptedTooManyTimesError, JobCancelledError: as for `run_on_pod`.
+        LimitReachedError, NotPermittedError, JobUnschedulableError, LaunchesFailedError, PreemptedTooManyTimesError,
+            JobCancelledError, ControllerUnavailableError: as for `run_on_pod`.
 
     Example::
 

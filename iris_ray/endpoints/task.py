@@ -56,9 +56,9 @@ def lookup_endpoint(name: str, timeout: float = 0.0, *, member: str | None = Non
     Raises:
         EndpointNotFoundError: no running task has registered the name.
         ControllerUnavailableError: no Controller answered within the timeout, nor within 20 s.
-        InvalidRequestError: called outside a task, or the timeout is not a number.
+        InvalidRequestError: called outside a task, the name is not a str, or the timeout is not a number.
         UnknownNameError: the group has no such job, or this job is in no group.
-        NoClusterError: called in a process that the task has started.
+        NoClusterError: called in a process that the task has started, which is not connected to the cluster.
     """
     me, key = _task(name)
     job_id = me.job_id

@@ -6,7 +6,7 @@ import logging
 import re
 import subprocess
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,11 @@ from iris_ray.model.workers import TPU_TOPOLOGY
 if TYPE_CHECKING:
     from fray.client import Client as FraysClient
     from fray.types import Entrypoint, EnvironmentConfig, JobRequest, ResourceConfig
+
+try:
+    from rigging.secrets import forwarded_secrets  # a dependency of Fray
+except ImportError:  # Fray is not installed, or is an older release, which forwards none
+    forwarded_secrets = None
 
 MakesClient = Callable[[], "FraysClient"]
 """A function that makes a client of Fray, importable in tasks."""
@@ -115,16 +120,29 @@ def task_request(
     for option, why in _IGNORED_ENVIRONMENT.items():
         if asked := getattr(environment, option, None):
             log.warning("job %s: %s %s are not installed; %s", name, option, list(asked), why)
-    env, secrets = variables(environment, resources), dict[str, SecretValue]()
-    for key, value in (getattr(environment, "secrets", None) or {}).items():  # older releases have none
-        if not key.isidentifier():
-            raise UnsupportedOptionError(f"the secret {key} would be a file of that name; tasks get variables only")
-        secrets[key] = SecretValue(value)
-    made = make_request(task, placement, name, env=env, secrets=secrets, **options)
+    env = variables(environment, resources)
+    made = make_request(task, placement, name, env=env, secrets=_secrets(environment, env), **options)
     if environment is None or not environment.pip_packages:
         return made
     runtime_env = {**made.process.runtime_env, "pip": list(environment.pip_packages)}
     return replace(made, process=replace(made.process, runtime_env=runtime_env))
+
+
+def _secrets(environment: "EnvironmentConfig | None", env: Mapping[str, str]) -> dict[str, SecretValue]:
+    """Return the secrets that a job names and, unless it is isolated, those of this process that Fray forwards.
+
+    These are the tokens of Hugging Face, W&B and CoreWeave, and mounted secrets. What the job names, or has in ``env``,
+    takes precedence.
+    """
+    named: Mapping[str, str] = getattr(environment, "secrets", None) or {}  # older releases have none
+    for name in named:
+        if not name.isidentifier():
+            raise UnsupportedOptionError(f"the secret {name} would be a file of that name; tasks get variables only")
+    found = dict(named)
+    if getattr(environment, "secret_behavior", "inherit") == "inherit" and forwarded_secrets is not None:
+        there = forwarded_secrets(exclude={*named, *env})
+        found |= {name: value for name, value in there.items() if name.isidentifier()}
+    return {name: SecretValue(value) for name, value in found.items()}
 
 
 def variables(environment: "EnvironmentConfig | None", resources: "ResourceConfig") -> dict[str, str]:

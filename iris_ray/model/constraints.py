@@ -134,8 +134,8 @@ class Constraint:
             values for IN. A plain str, int, float or bool becomes an `AttributeValue`.
 
     Raises:
-        InvalidConstraintError: a comparison lacks a value, EXISTS or NOT_EXISTS has one, an ordering has a bool or a
-            str, or no attribute can satisfy the comparison.
+        InvalidConstraintError: the key is not a name, a comparison lacks a value, EXISTS or NOT_EXISTS has one, an
+            ordering has a bool or a str, IN has more than 1,000 values, or no attribute can satisfy the comparison.
     """
 
     key: str

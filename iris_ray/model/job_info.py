@@ -21,17 +21,18 @@ class JobInfo:
             stays with the gang keeps its slice id, and its tasks keep their indices, unless the gang has shrunk.
         num_tasks: tasks in the job: ``processes_per_host`` for each host, one by default.
         attempt: 1 for the first incarnation of the gang, 2 for the next, …; never reused.
-        slice_id: 0-based number of the task's slice (or other group) within the job.
-        num_slices: number of slices (or other groups) in the job.
+        slice_id: 0-based number of the task's slice (or other group) within the job; 0 for an independent task.
+        num_slices: number of slices (or other groups) in the job; 1 for an independent task.
         slice_name: the name of the TPU slice, or of the part of a slice, in the cluster; empty without chips.
         worker_id: 0-based number of the host within its slice, part of a slice, or group.
         coordinator_address: ``ip:port`` on the host of the gang's first task, for ``iris_ray.jax.initialize()``. The
             port was free when the attempt started, and differs between attempts. Empty if the job has several
             independent tasks.
-        local_dir: the job's directory on this host, in memory if there is room, shared by the job's tasks on the host.
-            It survives across attempts. It is removed when the job ends, when another job takes the host, or some
-            minutes after iris_ray's last process there. Empty without chips.
-        local_index: 0-based number of the task on its host.
+        local_dir: the job's directory on this host, shared by the job's tasks on the host. It is in memory if there is
+            room and ``IRIS_RAY_HOST_DIR`` is not set. It survives across attempts. It is removed when the job ends,
+            when another job takes the host, or some minutes after iris_ray's last process there. Empty without chips.
+            In local processes, each task has one of its own.
+        local_index: 0-based number of the task among the gang's tasks on its host.
         processes_per_host: number of the gang's tasks on each host.
         previous_task_index: index of the task that had the same local index on this host in the gang's previous
             attempt; it wrote the files in ``local_dir``. None if that attempt did not use the host. Attempts in which
@@ -79,7 +80,8 @@ class JobInfo:
     def in_gang(self) -> bool:
         """Whether all tasks of its job start and restart together, as one gang.
 
-        False for independent tasks, and for a job whose ``failure_domain`` is the slice, which has a gang for each.
+        False for several independent tasks, and for a job on several slices whose ``failure_domain`` is the slice: each
+        slice has a gang of its own.
         """
         return self.coordinator_address != "" and self.gang_size == self.num_tasks
 

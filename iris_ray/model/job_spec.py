@@ -38,14 +38,16 @@ from iris_ray.model.workers import GPU, TPU, TPU_NAME, accelerators
 class CoschedulingConfig:
     """Says that the tasks of a job start and restart together, and on which groups of hosts.
 
+    With ``failure_domain="slice"``, the tasks of each slice do, and slices restart on their own.
+
     A group is a set of hosts with the same value of one attribute: the hosts of one slice, or of one rack. By default
     the job gets one whole slice. ``CoschedulingConfig(num_groups=2)`` is for two slices, ``CoschedulingConfig("rack")``
     for tasks without TPUs that must run in the same rack.
 
     Args:
-        group_by: the attribute whose value the hosts of a group share. For TPUs it is the slice's name, the default, or
-            what `part_attribute` returns, for parts of slices; for other tasks an attribute of your cluster, such as
-            ``rack`` or ``zone``.
+        group_by: the attribute whose value the hosts of a group share. For TPUs it is the slice's name, which is the
+            default; the option ``topology`` asks for parts of slices. For other tasks it is an attribute of your
+            cluster, such as ``rack`` or ``zone``.
         num_groups: how many groups (slices, racks) the job needs: a number, or several of which any will do, such as
             ``[2, 4]``. Kept as an ascending tuple.
 

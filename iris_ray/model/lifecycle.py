@@ -24,9 +24,10 @@ class TaskState(Enum):
 class JobState(Enum):
     """The state of a job, derived from the counts of its tasks' states.
 
-    A job has ended in every state except PENDING and RUNNING. FAILED: by its own errors. KILLED: it was cancelled,
-    ended with its group, or reached its ``max_runtime``. WORKER_FAILED: it lost its hosts more often than allowed.
-    UNSCHEDULABLE: it ended before any of its tasks ran.
+    A job has ended in every state except PENDING and RUNNING. FAILED: by its own errors, or for lack of progress
+    (``stop_without_progress``). KILLED: it was cancelled, ended with its group, or reached its ``max_runtime``.
+    WORKER_FAILED: it lost its hosts more often than allowed, or was evicted and may not run again. UNSCHEDULABLE: it
+    was given up before any of its tasks ran.
     """
 
     PENDING = "pending"

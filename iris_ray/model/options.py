@@ -33,9 +33,10 @@ from iris_ray.model.tpu_processes import PROCESS_COUNTS
 
 
 class PriorityBand(IntEnum):
-    """Jobs of a band are placed before those of the next, and may evict them, with a notice. SYSTEM is for operators.
+    """Jobs of a band are placed before those of the bands after it, and may evict them, with a notice.
 
-    A smaller number goes first. The numbers of Iris's bands are others.
+    In a cluster with teams, jobs within their team's quota come before all others, whatever their bands. SYSTEM is for
+    operators. A smaller number goes first. The numbers of Iris's bands are others.
     """
 
     SYSTEM = -1
@@ -325,8 +326,9 @@ class ContainerOptions(TypedDict, total=False):
             check=Seconds(or_none=True, auto=True),
             help="When a run on fewer slices than it can use moves to more slices. auto: when the move pays.",
             more="With `auto`, it moves once the slices have been free for as long as the move costs this job. With a"
-            " number, it moves that many seconds after its start once slices are free, and at once after a loss. With"
-            " `None`, it never moves. Tasks get a notice beforehand: see docs/multislice.md.",
+            " number, it asks for slices that many seconds after the start of its current attempt, and at once if it"
+            " had more slices before a loss or an eviction; it moves once it has them. With `None`, it never moves."
+            " Tasks get a notice beforehand: see docs/multislice.md.",
             example="600",
         ),
     ]

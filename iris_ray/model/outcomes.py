@@ -20,7 +20,7 @@ class TpuSuccess:
 class TpuPreempted:
     """The host was taken away: with a notice, or the cloud provider's API said so afterwards.
 
-    Charged to the preemption budget.
+    Charged to the preemption budget if a task of the gang had run.
 
     Attributes:
         error: one line for people.
@@ -34,8 +34,8 @@ class TpuFailed:
     """The task ended through no fault of its own code.
 
     The host, or a process of iris_ray on it, was lost without notice; or the gang made no progress for far longer than
-    its own steps take, without a ``stall_timeout``. Both are charged to the preemption budget. If no user code had run,
-    because the host was unfit, nothing is charged.
+    its own steps take, without a ``stall_timeout``. Both are charged to the preemption budget if a task of the gang had
+    run. If the task's own code did not run, because its host was unfit, nothing is charged.
 
     Attributes:
         error: one line for people.

@@ -181,9 +181,10 @@ class ResourceSpec:
     Args:
         cpu: CPUs, as Ray counts them. One by default, if ``memory_gb``, ``gpu`` and ``device`` are not given either.
         memory_gb: memory in gigabytes (10^9 bytes).
-        replicas: the number of tasks, for a gang in each group; one by default. On slices of several hosts, and with
-            ``coscheduling``, it must be the number of a slice's hosts, which is the default there.
-        device: the TPU type, of which each task has all chips of its host; None for tasks without TPU.
+        replicas: the number of tasks, for a gang in each group; one by default. On slices of several hosts, and on all
+            slices with ``coscheduling``, it must be the number of a slice's hosts, which is the default there.
+        device: the TPU type, of which each task has all chips of its host, or shares them with the other processes of
+            its job there (``processes_per_host``); None for tasks without TPU.
         gpu: GPUs for the task's exclusive use, listed in ``CUDA_VISIBLE_DEVICES``. Not with a TPU type.
 
     Raises:

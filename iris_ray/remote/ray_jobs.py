@@ -127,6 +127,7 @@ class RayJobStatus:
 
     @property
     def finished(self) -> bool:
+        """Whether the job has ended."""
         return self.state in ("stopped", "succeeded", "failed")
 
 
@@ -146,6 +147,7 @@ def submit_tpu_job_on_ray(config: RayJobConfig, ray_address: str, run_id: str | 
         NoClusterError: no dashboard answers there.
         TokenRefusedError: the cluster wants a token, or another one.
         VersionMismatchError: the minor version of the cluster's Ray differs from that of the Ray installed here.
+        RayJobError: the cluster refuses the job, or gives an answer that Ray's client can't read.
 
     Example::
 
@@ -163,7 +165,8 @@ class RayJobs:
         ray_address: the URL of the cluster's dashboard.
 
     Raises:
-        InvalidRequestError, NoClusterError, TokenRefusedError, VersionMismatchError: as for `submit_tpu_job_on_ray`.
+        InvalidRequestError, NoClusterError, TokenRefusedError, VersionMismatchError, RayJobError: as for
+            `submit_tpu_job_on_ray`.
     """
 
     def __init__(self, ray_address: str) -> None:
@@ -242,6 +245,7 @@ class RayJobs:
 
         Raises:
             UnknownNameError: there is no such job.
+            NoClusterError, TokenRefusedError, RayJobError: as for `submit_tpu_job_on_ray`.
         """
         return self._look(run_id)[0]
 
@@ -260,7 +264,7 @@ class RayJobs:
             return str(self._client.get_job_logs(_checked(run_id)))
 
     def stop(self, run_id: str) -> bool:
-        """Stop a job and all that it has started; return whether it ran. Raises like `status`."""
+        """Stop a job and all that it has started except detached jobs; return whether it ran. Raises like `status`."""
         with self._answers(run_id):
             return bool(self._client.stop_job(_checked(run_id)))
 

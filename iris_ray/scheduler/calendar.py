@@ -118,12 +118,12 @@ class Calendar:
         return self._known[key]
 
     def _attempt_leaves_at(self, job: Job, attempt: AttemptId) -> float:
-        if (at := self._evictor.leaves_at(attempt, job)) is not None:
-            return at
         if (running := self._jobs.get(attempt.job_id)) is None:
             return self._now
         ran_s = max(0.0, self._now - running.gangs[attempt.gang].running_since)
-        return min(self._ends_at(running), self._now + ran_s)
+        ends_at = min(self._ends_at(running), self._now + ran_s)
+        evicted_at = self._evictor.leaves_at(attempt, job)  # may be late, after its minimum runtime or within budgets
+        return ends_at if evicted_at is None else min(ends_at, evicted_at)
 
     def _ends_at(self, job: Job) -> float:
         """Return when a job's ``max_runtime`` is over if it runs from now on; seconds; infinite without one."""

@@ -11,9 +11,9 @@ Two kinds of jobs have a promise, which the state remembers (`Job.promise`) unti
   promised.
 
 A promise waits for running tasks, and for events with a time limit: the deadline of an eviction, the end of a
-suspicion, and `UNCONFIRMED_S` for an ended attempt. It is revoked as a whole once a time limit has passed or a host is
-unusable. A firm promise does not wait for tasks other than its victims. A job of a higher band may take the hosts,
-since it comes first.
+suspicion, and `UNCONFIRMED_S` for an ended attempt. It is revoked as a whole once an end is not confirmed in time or a
+host is unusable. A firm promise does not wait for tasks other than its victims. A job of a higher band may take the
+hosts, since it comes first.
 
 A promise of either kind may also be for hosts whose slices are to be removed (`Promise.removed_by`), so that the job
 gets slices of another type with their chips. The service `capacity` makes such promises, and renews those without

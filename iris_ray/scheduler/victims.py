@@ -3,7 +3,7 @@
 A victim is of a lower band than the waiting job and has run for the minimum time of its band; or it uses quota that
 another team reclaims (`Reclaim`); or it is a spare or yields. `EvictionCosts` defines the cost of an attempt's end.
 Sets of victims are compared lexicographically by: the number of borrowers that have just lost work to a lender and are
-spared for as long (`Gang.spared_until`); the rank of their teams as borrowers; the number of victims of
+spared for as long (`Gang.spared_until`); the rank of their teams as borrowers; the number of victims of SYSTEM,
 PRODUCTION, INTERACTIVE and BATCH, and within each band first those that run only once and so end for good; the lost
 work in chip-seconds; and the number of spares. Spares and jobs that yield count only in the last, since they lose no
 work.

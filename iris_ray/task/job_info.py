@@ -10,8 +10,8 @@ def get_job_info(environ: Mapping[str, str] = os.environ) -> JobInfo | None:
     """Return the calling task's place in its gang, or None outside a task.
 
     Raises:
-        InvalidRequestError: only some of the task's ``IRIS_…`` variables are set, as in a child process that got a part
-            of the environment.
+        InvalidRequestError: ``IRIS_TASK_ID`` is set, but not all other ``IRIS_…`` variables of the task, as in a child
+            process that got a part of the environment.
 
     Example::
 

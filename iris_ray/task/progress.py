@@ -34,7 +34,7 @@ def heartbeat(step: int | None = None) -> None:
             the others up or, if that is not clear, the task that is furthest behind.
 
     Raises:
-        InvalidRequestError: the step is not an int of 64 bits.
+        InvalidRequestError: the step is not a number, or does not fit into 64 bits. Of a float, the whole part counts.
     """
     number = None if step is None else _whole(step)
     if (files := TaskFiles.of_this_task()) is not None:
@@ -101,8 +101,8 @@ def unproductive(what: str, *, outlives_hosts: bool = True) -> Iterator[None]:
             productive.
         outlives_hosts: for ``"checkpoint_save"``: whether the gang can continue from this save on other hosts. True for
             a save to a bucket, False for one to this host's memory or disk. When the cluster has to choose which gang
-            gives up its hosts, it takes work since the last such save to be lost. A block of less than 10 ms does not
-            count as a save.
+            gives up its hosts, it takes work since the last such save to be lost, unless the gang saves at notices. A
+            block of less than 10 ms does not count as a save.
 
     Raises:
         InvalidRequestError: there is no such kind.

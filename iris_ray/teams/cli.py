@@ -65,9 +65,10 @@ def show(team: str | None, as_toml: bool, form: ListForm) -> None:
       iris-ray team show research                 research and its parts
       iris-ray team show --toml | tee teams.toml
 
-    QUOTA of a team includes its parts'. BORROWED is its use beyond the quota, and LENT the part that others use of it.
-    RUNNING and WAITING count its own jobs only, without its parts'. SHARE is the largest share of any resource of
-    the cluster that it holds now and has held in the past hours, 1 for the whole cluster during an hour.
+    QUOTA of a team includes its parts'. BORROWED is its use beyond the quota, which is not counted for jobs without a
+    team, and LENT the part that others use of the quota. RUNNING and WAITING count its own jobs only, without its
+    parts'. SHARE is the largest share of any resource of the cluster that it holds now and has held in the past hours,
+    1 for the whole cluster during an hour.
     """
     if as_toml and (not form.is_table or team is not None):
         raise click.UsageError("--toml prints the file of all teams; leave out TEAM, --json and --quiet.")

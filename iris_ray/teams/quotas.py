@@ -97,7 +97,7 @@ def about_team(state: ControllerState, job: Job) -> str | None:
     if kind is None:
         return f"its team is {name}, and no team has a quota for what it uses" if name else None
     if not name:
-        return f"it belongs to no team, so it gets {kind} chips only beyond the quotas of all teams"
+        return f"it belongs to no team, so {kind} chips within the quotas of teams are only lent to it"
     fleet = chips_of(kind, fleet_chips(state.fleet))
     return team_sentence(teams, state.teams.usage, name, kind, fleet, spec.priority)
 

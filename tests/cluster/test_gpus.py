@@ -120,7 +120,7 @@ def test_slots_use_gpus_as_large_as_driver_says(clusters: Clusters, monkeypatch:
         cluster.add_hosts(1, gpus=2)
         with SlotClient([SlotHosts(kind=DeviceKind.GPU, devices=2)], name="slots") as client:
             client.register(Share, memory={1: 39 * GB}, kind=DeviceKind.GPU)
-            assert client.submit("Share", None).result(60) == ("0", str(39 * GB), "0.4937")
+            assert client.submit("Share", None).result(60) == ("0", str(39 * GB), "0.4936")
             (runner,) = iris_json(cluster, "slots", "runners")
             assert (runner["memory"], runner["in_use"]) == ([79 * GB, 40 * GB], [3 * GB, 0])
             client.evict(client.status().slots[0].slot_id)
@@ -131,6 +131,9 @@ def test_slots_use_gpus_as_large_as_driver_says(clusters: Clusters, monkeypatch:
                 InvalidSlotError, match=r"needs 60,000,000,000 \+ 50,000,000,000 bytes on 2 gpu devices"
             ):
                 client.submit("too large", None).result(60)
+        with SlotClient([SlotHosts(kind=DeviceKind.GPU, devices=2, memory=[40 * GB, 30 * GB])]) as client:
+            client.register(Share, memory={1: 20 * GB}, kind=DeviceKind.GPU)
+            assert client.submit("Share", None).result(60) == ("0", str(20 * GB), "0.2531")
 
 
 class Share:

@@ -137,6 +137,7 @@ class Slots:
     def __init__(self) -> None:
         self.made: list[Slot] = []
         self.loads: list[str | None] = []
+        self.variables: list[dict[str, str]] = []
         self.fails = False
 
     def options(self, **_: Any) -> "Slots":
@@ -145,6 +146,7 @@ class Slots:
     def remote(self, variables: Any) -> Slot:
         if self.fails:
             raise ValueError("placement group bundle index 0 is invalid")
+        self.variables.append(variables)
         self.made.append(Slot(len(self.made), self.loads.pop(0) if self.loads else None))
         return self.made[-1]
 

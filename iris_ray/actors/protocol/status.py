@@ -115,7 +115,8 @@ class JobStatus:
         spare_for: the job for which it only holds slices ready, or None.
         tasks: how many are in each state; to the Controller a host's processes are one task.
         groups: the names of the slices on which it runs now. For a gang without TPUs: the values of ``group_by``, such
-            as names of racks. Empty while it waits. Not to be confused with ``group``.
+            as names of racks; for independent tasks on hosts outside slices: Ray's node ids. Empty while it waits. Not
+            to be confused with ``group``.
         error: why its latest attempt, or the job, ended.
         waiting: why it, or a part of it, waits; None if no part waits.
         step: the furthest step that a task has reported by ``heartbeat(step)`` in the latest attempt that has reported.
@@ -325,7 +326,7 @@ class HostCondition(Enum):
     LOST: the dashboard's word for a missing host of a slice. SUSPECTED: it may be lost. DRAINING: it is about to go, or
     was drained. SPARE: it is held ready for a job. BUSY: tasks use it. QUARANTINED: iris_ray keeps jobs off it after
     faults. CLOSED: it has another taint. ELSEWHERE: a process outside iris_ray uses its chips. UNUSABLE: no job can
-    ever get it. WARM: a process has reserved it for its next run.
+    ever get it. WARM: a process has reserved it for its next run. FREE: none of these.
     """
 
     LOST = "lost"
@@ -392,7 +393,7 @@ class LimitStatus:
     """The limits and the usage of a user in one band.
 
     Attributes:
-        user: the user; ``*`` for the limits of all users without limits of their own.
+        user: the user; ``*`` for the limits of all users, which a user's own limits replace one by one.
         set_here: the limits that operators have set for this user in this band; the others are None.
         limits: the limits that hold; none of them is None.
         chips, running_jobs, queued_jobs, tasks: the usage that counts towards the limits.

@@ -48,15 +48,17 @@ class SlotHosts:
         devices: the number of GPUs, or of CPUs, to take on each host. All chips, if ``tpu_type`` is given. One machine
             may provide several hosts.
         memory: bytes that slots may use: of each GPU or chip, or of the host for CPUs. If the GPUs of a machine differ,
-            take all of them, and give a list: one number for each, in the order of ``nvidia-smi``. None: of a GPU all
-            that NVIDIA's driver reports once a host is there, which needs nvidia-ml-py; of others 1 GiB.
+            take all of them, and give a list: one number for each, in the order of ``nvidia-smi``. If Ray names them by
+            UUID and the numbers differ, this needs nvidia-ml-py. None: of a GPU all that programs can use, as NVIDIA's
+            driver reports it once a host is there, which needs nvidia-ml-py; of others 1 GiB.
         tpu_type: such as "v4-8". Each host of the slice is a runner; the slice comes and goes as a whole.
         whole_slices: whether a slot uses all hosts of a slice, with a process on each. Then the slice is one runner. No
             effect on slices of one host.
         constraints: conditions that every host must satisfy.
         preferences: conditions that hosts should satisfy if possible.
         tolerations: names of taints that do not keep slots away.
-        priority: jobs of higher bands may take hosts whose slots are busy. Slots take no hosts that other jobs use.
+        priority: the band of the jobs; not SYSTEM. Jobs of higher bands may take hosts whose slots are busy. Slots take
+            no hosts that other jobs use.
 
     Raises:
         InvalidSlotError: a value makes no sense.

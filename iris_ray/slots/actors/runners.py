@@ -19,6 +19,9 @@ from iris_ray.slots.core.devices import Device, DeviceKind, Runner, runner_of_sl
 from iris_ray.slots.core.events import Event, RunnerJoined, RunnerLost
 from iris_ray.slots.core.reconciler import Reconciler, idle_runners, needs_room
 
+SHARE_STEPS = 10_000
+"""The number of steps from none of a device to all of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class HostHere:
@@ -30,7 +33,8 @@ class HostHere:
         kind, devices, memory: the devices that slots use there: their number, and the bytes of the smallest.
         group, bundle: the placement group in Ray, and the number of this host's bundle.
         gpus: the names of its GPUs on the host, by the number of the device.
-        sizes: the bytes of each device, if the driver or the user said them of each.
+        sizes: the bytes that slots may use of each device, if the driver or the user said them of each.
+        totals: the bytes of each whole GPU, if NVIDIA's driver said them.
         variables: environment variables that make a process one of the task's.
         host, hosts: the number of the host in the runner, and how many hosts the runner has.
     """
@@ -50,11 +54,20 @@ class HostHere:
     host: int = 0
     hosts: int = 1
     sizes: tuple[int, ...] = ()
+    totals: tuple[int, ...] = ()
 
     def share(self, devices: Sequence[int], sizes: Sequence[int]) -> float:
-        """Return the smallest share of a device that these sizes, one for each device, make up."""
-        return min(size / (self.sizes[device] if self.sizes else self.memory)
-                   for device, size in zip(devices, sizes, strict=True))  # fmt: skip
+        """Return the smallest share that these sizes, one for each device, make up of their devices, at most 1.
+
+        The share is one of the whole GPU where NVIDIA's driver said how large it is, and otherwise of the bytes that
+        slots may use. It is rounded down to `SHARE_STEPS`, so that slots that fill a GPU don't take more than it has.
+        """
+        of = self.totals or self.sizes
+        steps = (
+            size * SHARE_STEPS // (of[device] if of else self.memory)
+            for device, size in zip(devices, sizes, strict=True)
+        )
+        return min(SHARE_STEPS, *steps) / SHARE_STEPS  # a user may have said more bytes than the GPU has
 
     def placement(self) -> PlacementGroupSchedulingStrategy:
         """Return the scheduling strategy that places an actor on this host and nowhere else."""

@@ -89,6 +89,11 @@ class SlotManager:
         self._background.repeat(self._watch_clients, "looking whether clients are there")
         self._hear(ev.Tick())
 
+    async def kind(self) -> DeviceKind | None:
+        """Return the kind of devices that its hosts have; None if they are of several kinds, or there are none."""
+        kinds = {runner.kind for runner in self._expected.values()}
+        return kinds.pop() if len(kinds) == 1 else None
+
     async def close(self) -> tuple[str, ...]:
         """Give all hosts back. Return the ids of the jobs that have them, or wait for some."""
         if self._timer is not None:

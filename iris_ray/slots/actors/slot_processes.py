@@ -36,7 +36,8 @@ LONGEST_REASON = 4_000
 SHARE_BYTES = "IRIS_SLOT_MEMORY"
 """The variable that tells a slot its bytes on each of its devices, with commas between them."""
 SHARE = "IRIS_SLOT_MEMORY_SHARE"
-"""The variable that tells a slot the part of each device that it may use: 0.5 for half, the least of all."""
+"""The variable that tells a slot the part of each device that it may use: 0.5 for half, the least of all. It is a part
+of the whole GPU where NVIDIA's driver says its size."""
 BESIDE_SEATS = 8
 """Threads of an actor for our own calls, and for sessions that end, beside those of its seats."""
 

@@ -28,7 +28,7 @@ from iris_ray.model.requirement import BYTES_PER_GB, ResourceSpec
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.model.workers import TPU
 from iris_ray.processes.tree import TOKEN_VARIABLE
-from iris_ray.slots.actors.gpu_memory import NoLibraryError, gpu_memory
+from iris_ray.slots.actors.gpu_memory import NoLibraryError, gpu_memory_in_time
 from iris_ray.slots.actors.messages import SlotHosts, runner_names
 from iris_ray.slots.actors.runner_agent import RunnerAgent
 from iris_ray.slots.actors.runners import HostHere
@@ -60,8 +60,8 @@ def hold_host(
         whole_slice: whether all hosts of the slice are one runner.
 
     Raises:
-        RuntimeError: the host's agent is gone, or the driver does not say the memory of its GPUs; the job is tried
-            again.
+        RuntimeError: the host's agent is gone, or the driver does not say the memory or the order of its GPUs, which is
+            needed; the job is tried again.
     """
     try:
         here = _here(runner, kind, devices, memory, whole_slice)
@@ -115,9 +115,9 @@ def _here(
         variables |= me.to_env()
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
     options = _Agent.options(num_cpus=0, max_concurrency=1000, scheduling_strategy=strategy)
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "") if kind is DeviceKind.GPU else ""
-    gpus = gpus_in_order(visible)
-    sizes = () if isinstance(memory, int) else tuple(memory or _sizes(gpus))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    gpus, totals = gpus_here(visible, memory) if kind is DeviceKind.GPU else ((), ())
+    sizes = () if isinstance(memory, int) else tuple(memory or totals)
     return HostHere(
         runner_id=f"{runner}.{me.worker_id}" if me.num_tasks > 1 and not whole_slice else runner,
         job_id=me.job_id,
@@ -131,30 +131,51 @@ def _here(
         bundle=bundle,
         gpus=gpus,
         sizes=sizes,
+        totals=totals,
         variables=variables,
         host=me.worker_id if whole_slice else 0,
         hosts=me.num_tasks if whole_slice else 1,
     )
 
 
-def gpus_in_order(visible: str) -> tuple[str, ...]:
-    """Return the GPUs that ``CUDA_VISIBLE_DEVICES`` names, in the order of ``nvidia-smi`` if it names them by number.
+def gpus_here(visible: str, memory: int | Sequence[int] | None) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Return this host's GPUs in the order of ``nvidia-smi``, and the bytes of each that NVIDIA's driver reports.
 
-    Ray names them in a random order if it was itself started with that variable.
+    Ray names GPUs in a random order if it was itself started with ``CUDA_VISIBLE_DEVICES``. If the driver does not
+    answer, there are no bytes, and UUIDs keep Ray's order.
+
+    Args:
+        visible: the task's ``CUDA_VISIBLE_DEVICES``.
+        memory: the bytes of each that slots may use, in the order of ``nvidia-smi``; None: all that the driver reports.
+
+    Raises:
+        NoLibraryError: nvidia-ml-py is not installed, and ``memory`` needs the driver's answer.
+        RuntimeError: the driver did not answer, and ``memory`` needs it; or Ray has named no GPUs.
     """
-    names = tuple(filter(None, visible.split(",")))
-    return tuple(sorted(names, key=int)) if all(name.isdecimal() for name in names) else names
-
-
-def _sizes(gpus: Sequence[str]) -> tuple[int, ...]:
+    names = list(filter(None, visible.split(",")))
+    numbered = all(name.isdecimal() for name in names)
+    if numbered:
+        names.sort(key=int)
+    if not names:
+        if memory is None:
+            raise RuntimeError("Ray has set no CUDA_VISIBLE_DEVICES for this task, which has GPUs")
+        return (), ()
     try:
-        found = tuple(each.total for each in gpu_memory(gpus))
+        found = gpu_memory_in_time(names)
     except RuntimeError as error:
-        why = f"the memory of this host's GPUs is not known: {error}; mend that, or give SlotHosts(memory=BYTES)"
-        raise type(error)(why) from None
-    if not found:
-        raise RuntimeError("Ray has set no CUDA_VISIBLE_DEVICES for this task, which has GPUs")
-    return found
+        if memory is None:
+            why = f"the memory of this host's GPUs is not known: {error}; mend that, or give SlotHosts(memory=BYTES)"
+            raise type(error)(why) from None
+        if not numbered and not isinstance(memory, int) and len(set(memory)) > 1:
+            why = (
+                f"the order of {', '.join(names)} is not known, so neither is which of them has which memory: {error};"
+                " mend that, or set CUDA_VISIBLE_DEVICES to numbers where Ray is started"
+            )
+            raise type(error)(why) from None
+        print(f"slots here get their share of SlotHosts(memory=…), not of the whole GPU: {error}", flush=True)
+        return tuple(names), ()
+    in_order = sorted(zip(names, found, strict=True), key=lambda gpu: gpu[1].place)
+    return tuple(name for name, _ in in_order), tuple(each.total for _, each in in_order)
 
 
 def _attributes() -> Attributes:

@@ -59,8 +59,9 @@ class ServedCommand:
     Args:
         command: its command line. It must have ``{port}``, the port at which it has to listen on 127.0.0.1. It may have
             ``{model}``, the model's name; ``{devices}``, the number of its devices; ``{memory}``, its bytes on each
-            (the most, if they differ); ``{share}``, the part that this is of the memory that slots may use of each
-            device (the least). If NVIDIA's driver told that memory, this suits vLLM's ``--gpu-memory-utilization``.
+            (the most, if they differ); ``{share}``, the part that this is of each whole GPU (the least), which suits
+            vLLM's ``--gpu-memory-utilization``. On CPUs and TPU chips, and on hosts whose NVIDIA driver can't be asked,
+            as without nvidia-ml-py, it is the part of the memory that slots may use.
         health: the path that answers with a status of 2xx once it can serve, and while it is well.
         memory: bytes on each device, by the number of devices. `SlotClient.register` may get others; it must get them
             if this is None.
@@ -229,7 +230,7 @@ class ServedProgram:
         shares = os.environ.get(SHARE_BYTES, "0").split(",")
         share = float(os.environ.get(SHARE, "1"))
         words = self._served.words(
-            port=port, model=self._model, devices=len(shares), memory=max(map(int, shares)), share=f"{share:.3f}"
+            port=port, model=self._model, devices=len(shares), memory=max(map(int, shares)), share=share
         )
         environment = {**os.environ, OWNER: owner_of_this_process(), **self._served.environment}
         blocked = signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Ray's worker blocks some, and children inherit that

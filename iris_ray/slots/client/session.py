@@ -21,15 +21,17 @@ from iris_ray.slots.core.request_queue import CLOSED
 class Session:
     """A seat on a slot, made by `SlotClient.session`. ``with`` and ``async with`` open and close it, also repeatedly.
 
-    While it is open, the seat is its own, and the slot is only evicted for models that starve. Its calls run one after
-    the other; other sessions run at the same time. It ends when it is closed, when it was not used for ``idle_s``, when
-    its client's process ends, when its slot is lost or has to end, or when other requests have waited long. Then a call
-    that has not run raises `SessionEndedError`, and one that may have run in part `RequestLostError`. No call is
+    While it is open, the seat is its own, and of other models only those that starve can have the slot evicted. Its
+    calls run one after the other. Calls of other sessions run at the same time, but a slot of several hosts runs one
+    call at a time. It ends when it is closed, when it was not used for ``idle_s``, when its slot is lost or has to end,
+    when other requests have waited long, or ``ServingPolicy.silence_s`` after its client's process has ended. Then a
+    call that has not run raises `SessionEndedError`, and one that may have run in part `RequestLostError`. No call is
     repeated.
 
     Args:
         manager: the SlotManager.
         keeper: renews the session.
+        model: the model's name.
         how: ``idle_s``, ``timeout_s``, ``priority``: see `SlotClient.session`.
     """
 
@@ -48,14 +50,15 @@ class Session:
 
     @property
     def slot_id(self) -> str:
-        """The slot on which it has, or had, a seat."""
+        """The slot on which it has, or had, a seat; "" before it has had one."""
         return "" if self._lease is None else self._lease.grant.slot_id
 
     def open(self) -> Self:
         """Wait for a seat.
 
         Raises:
-            InvalidSlotError: the session is open already, the model fits nowhere, or ``idle_s`` makes no sense.
+            InvalidSlotError: the session is open already, the model fits nowhere, or an argument of
+                `SlotClient.session` makes no sense.
             SlotQueueFullError: the queue has reached its limit.
             RequestExpiredError: no seat became free within ``timeout_s``.
             ModelUnavailableError: the model can't be loaded.
@@ -82,7 +85,7 @@ class Session:
         return self
 
     def close(self) -> None:
-        """Give the seat back. Running calls get their answers."""
+        """Give the seat back. A running call gets its answer; calls that wait for it raise `SessionEndedError`."""
         if lease := self._give_up():
             with suppress(RayActorError):  # the manager is gone, and the seat with it
                 ray.get(self._manager.call(SlotManager.cancel, lease.session_id))
@@ -94,7 +97,16 @@ class Session:
                 await self._manager.call(SlotManager.cancel, lease.session_id)
 
     def call(self, payload: Any) -> Any:
-        """Call the model and return its answer; the pieces of a generator as a list."""
+        """Call the model and return its answer; the pieces of a generator as a list.
+
+        It raises the model's own exceptions.
+
+        Raises:
+            SessionEndedError: the session is over, or was never opened. The call has not run.
+            RequestLostError: the slot's process is gone. The call may have run in part.
+            SlotQueueFullError: 32 calls of the session have no answer yet.
+            NoClusterError: this process has left the cluster.
+        """
         lease, turn = self._line_up()
         with lease.calling(turn):
             turn.came.result()
@@ -108,7 +120,10 @@ class Session:
             return lease.opened(await lease.send(turn, payload))
 
     def stream(self, payload: Any) -> Generator[Any, None, None]:
-        """Call the model, and yield the pieces of its answer as they come. Stopping early also stops the model."""
+        """Call the model, and yield the pieces of its answer as they come. Raises like `call`.
+
+        Stopping early also stops the model, unless its slot has several hosts.
+        """
         lease, turn = self._line_up()
         with lease.calling(turn):
             turn.came.result()

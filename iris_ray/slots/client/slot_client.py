@@ -36,7 +36,8 @@ class SlotClient:
     """Serves models on some hosts of the cluster to which this process is connected.
 
     Args:
-        hosts: the hosts to get. Ignored if a process of the same Ray job serves models under this name already.
+        hosts: the hosts to get. These and ``policy`` are ignored if a process of the same Ray job serves models under
+            this name already.
         name: a name for the models. Other processes can use them: those of the same Ray job by the same name, all
             others by `connect`. None: no other process can.
         policy: limits and times; None: the defaults.
@@ -65,7 +66,7 @@ class SlotClient:
         if not is_connected():
             raise NoClusterError("Ray is not initialised; call ray.init() first")
         kinds = {each.kind for each in hosts}
-        self._kind = kinds.pop() if len(kinds) == 1 else DeviceKind.GPU
+        self._kind = kinds.pop() if len(kinds) == 1 else None
         self._of_manager = policy or ServingPolicy(), tuple(hosts), name
         self._attach()
 
@@ -80,6 +81,8 @@ class SlotClient:
                 ray.kill(manager.handle)  # so the next try makes it anew
                 raise
             ray.get(manager.call(SlotManager.start, hosts, jobs))
+        else:
+            self._kind = None
         _get(manager.call(SlotManager.change, orders, ()))
         self._use(manager, is_ours)
 
@@ -98,7 +101,7 @@ class SlotClient:
         if not is_connected():
             raise NoClusterError("Ray is not initialised; call ray.init() first")
         made = cls.__new__(cls)
-        made._kind = DeviceKind.GPU
+        made._kind = None
         made._use(find(name), is_ours=False)
         return made
 
@@ -120,31 +123,37 @@ class SlotClient:
 
         Args:
             model: a class with ``__call__(payload)``, which may be a function, a coroutine or a generator of either
-                kind, and perhaps ``load()``, ``unload()``, ``health()`` and ``memory_estimate()``; or a program. A slot
-                ends if ``health()`` raises, returns False or takes more than a minute three times in a row. It is
-                called again ten seconds after each answer.
-            name: the model's name in requests; None: the class's name. A class may have several names, such as one for
-                each adapter.
+                kind, and perhaps ``load()``, ``unload()``, ``health()`` and a static ``memory_estimate()``; or a
+                program, as a `ServedCommand`. A slot ends if ``health()`` raises, returns False or takes more than a
+                minute three times in a row. It is called again ten seconds after each answer.
+            name: the model's name in requests; None: the class's name. A program needs a name. A class may have several
+                names, such as one for each adapter.
             memory: bytes on each device, by the number of devices; see `ModelSpec`. None: the result of the class's
-                ``memory_estimate``, called with ``arguments``.
-            arguments: the arguments of the class, by name.
+                ``memory_estimate``, called with ``arguments``, or the memory of the `ServedCommand`.
+            arguments: the arguments of the class, by name. A program has none.
             replicas: slots to keep even without requests.
             prewarm: whether each host, also each one to come, gets a slot if no other slot has to be evicted for it.
-            spec: further fields of `ModelSpec`, such as ``concurrency``, ``load_s``, ``idle_s`` and ``group``, or
-                ``kind`` if the hosts have several kinds of devices. ``lora`` only distinguishes slots; the class gets
-                its adapter by ``arguments``.
+            spec: further fields of `ModelSpec`, such as ``concurrency``, ``load_s``, ``idle_s`` and ``group``.
+                ``kind`` is by default that of the hosts, or ``DeviceKind.GPU`` if they are of several kinds. ``lora``
+                only distinguishes slots; the class gets its adapter by ``arguments``.
 
         Raises:
-            InvalidSlotError: the class can't serve, can't be pickled or does not take the arguments, or its memory is
-                not known.
+            InvalidSlotError: the class can't serve, can't be pickled or does not take the arguments, its memory is not
+                known, or a value can't work.
         """
         how: Any = {"memory": memory, "arguments": arguments, "replicas": replicas, "prewarm": prewarm}
-        order = model_order(model, name, **how, **{"kind": self._kind, **spec})
+        if "kind" not in spec:
+            spec["kind"] = self._kind_of_hosts()
+        order = model_order(model, name, **how, **spec)
         self._change([order])
         return order.spec
 
     def remove(self, name: str) -> None:
-        """Stop serving a model. Requests that wait for it are refused, and running ones finish."""
+        """Stop serving a model. Requests that wait for it are refused, and running ones finish. Its sessions end.
+
+        Raises:
+            UnknownNameError: there is no such model.
+        """
         _get(self._there().call(SlotManager.remove, name))
 
     def submit(self, model: str, payload: Any, *, request_id: str | None = None, **how: Any) -> "Future[Any]":
@@ -156,11 +165,13 @@ class SlotClient:
             model: its name.
             payload: the argument of its ``__call__``.
             request_id: an id for `cancel`; None: a new one.
-            how: ``timeout_s``, ``priority``, ``retriable``: see `Ask`.
+            how: ``timeout_s``: seconds after which it is given up if it has not begun; None: it waits for as long as it
+                takes. ``priority``: whether it goes before requests without priority. ``retriable``: whether it may run
+                again if its slot is lost; True by default.
 
-        The future raises the model's own exception, or SlotQueueFullError, RequestExpiredError, RequestLostError,
-        ModelUnavailableError, UnknownNameError, JobCancelledError after `cancel`, or InvalidSlotError for a model that
-        fits nowhere.
+        The future raises the model's own exception (`RemoteUserError` if that can't be pickled), or SlotQueueFullError,
+        RequestExpiredError, RequestLostError, ModelUnavailableError, UnknownNameError, JobCancelledError after
+        `cancel`, or InvalidSlotError for a model that fits nowhere or an id that is in use.
         """
         opened: Future[Any] = Future()
         ask = self._ask(model, payload, request_id, how)
@@ -237,7 +248,8 @@ class SlotClient:
     def cancel(self, request_id: str) -> None:
         """Cancel a request: it leaves the queue, or is stopped on its slot if the model is a coroutine or generator.
 
-        A function runs to its end.
+        A function runs to its end, and so does any call on a slot of several hosts. The caller gets a
+        `JobCancelledError` at once. Nothing happens if the request is over.
         """
         ray.get(self._there().call(SlotManager.cancel, request_id))
 
@@ -249,11 +261,20 @@ class SlotClient:
         """Have a slot end after its running requests, or after `ServingPolicy.drain_s`.
 
         Requests that are cut off then run again if they may be repeated.
+
+        Raises:
+            UnknownNameError: there is no such slot.
         """
         _get(self._there().call(SlotManager.evict, slot_id))
 
     def prewarm(self, model: str) -> None:
-        """Give each host, also each one to come, a slot of a model, if no other slot has to be evicted for it."""
+        """Give each host, also each one to come, a slot of a model, if no other slot has to be evicted for it.
+
+        Returns at once.
+
+        Raises:
+            UnknownNameError: there is no such model.
+        """
         _get(self._there().call(SlotManager.prewarm, model))
 
     def close(self) -> None:
@@ -269,6 +290,10 @@ class SlotClient:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def _kind_of_hosts(self) -> DeviceKind:
+        """Return the kind of the hosts' devices; GPU if they are of several kinds, or there are no hosts."""
+        return self._kind or _get(self._there().call(SlotManager.kind)) or DeviceKind.GPU
 
     def _there(self) -> Actor[SlotManager]:
         """Return the manager, if this process is still in its cluster; else raise NoClusterError."""

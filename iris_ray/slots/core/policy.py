@@ -63,25 +63,34 @@ class ServingPolicy:
 
     Args:
         placement: where slots go, and which may be evicted.
-        most_waiting: requests that may wait at once.
-        most_waiting_bytes: bytes of their payloads together. One request may always wait, whatever its size.
+        most_waiting: requests and sessions that may wait at once. Those that wait again, because their slot was lost,
+            are always accepted.
+        most_waiting_bytes: bytes of their payloads together. A request that would wait alone is accepted, whatever its
+            size.
         ageing_s: how long a request waits before its model starves, if no slot of it has a free seat or will have one.
-            Then any slot of another model but a replica may have to give way to it, and its room is kept until its slot
-            is ready. If there is no room, a session of its model that has had its seat for as long has to give it back.
-        drain_s: how long a slot that ends may finish its requests; then they are cut off and wait again. A slot that
-            ends for another model, or whose model was changed or removed, finishes its requests however long they take.
-            A request or session that was told to stop may go on for as long; then its slot may be ended for requests
-            that wait.
-        load_s: how long a model may load before the load counts as failed.
-        late_factor: how many times as long as the model's last load a load may take before it counts as late. The model
-            is then loaded elsewhere as well. A slot that waits this long for its place is planned elsewhere.
+            Then any slot of another model but a replica may have to give way to it, and its room is kept for it, unless
+            a model that has waited longer needs it. If there is no room, a session of its model that has had its seat
+            for as long has to give it back.
+        drain_s: how long a slot that ends may finish its requests. Then they are cut off, and wait again if they may be
+            repeated. A slot that ends for another model, or whose model was changed or removed, finishes its requests
+            however long they take. If all requests and sessions on a slot have been told to stop, they also have this
+            time, or that of a load of the model if it is longer; after that, the slot may be ended for requests that
+            wait.
+        load_s: how long a model may load before the load counts as failed, unless `ModelSpec.load_s` says otherwise.
+        late_factor: how many times as long as the model's last load a load may take before it counts as late. If
+            requests wait and there is room, the model is then loaded elsewhere as well. A slot that waits this long for
+            its place is planned elsewhere if there is room.
         late_s: the least number of seconds before a load counts as late.
-        idle_s: how long a slot may be idle before it ends even if no other slot needs its memory. Replicas stay.
-        most_load_failures: loads in a row that may fail before the waiting requests are refused.
-        most_attempts: how often a request is given to a slot if slots are lost.
-        longest_pause_s: the longest pause after failed loads.
-        avoid_runner_s: how long a runner gets no slot of a model that failed to load there.
-        silence_s: how long a client may be silent before its requests and sessions end.
+        idle_s: how long a slot may be idle before it ends even if no other slot needs its memory, unless
+            `ModelSpec.idle_s` says otherwise; it ends about 30 s later at most. Replicas stay.
+        most_load_failures: loads in a row that may fail before the waiting requests are refused, unless a slot of the
+            model is ready.
+        most_attempts: how often a request is given to a slot, at most, if slots are lost. After as many crashes of a
+            model's slots in a row, its loads pause.
+        longest_pause_s: the longest pause after failed loads or crashes.
+        avoid_runner_s: how long a model that failed to load on a runner is loaded on other runners if they have room.
+        silence_s: how long a client may be silent before its requests and sessions end; ten seconds more at most.
+            Clients report every five seconds, so give several times as much.
 
     Raises:
         InvalidSlotError: a value can't work; the message names it.

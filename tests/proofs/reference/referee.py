@@ -313,8 +313,8 @@ class Referee:
             self.reserved.setdefault(node_id, job)
 
     def _is_lent(self, keeper: Job, job: Job, may: bool) -> bool:
-        """ "A job may borrow a host if its max_runtime is at most half of the time until all reserved hosts are
-        expected to be free". A firm promise holds against its own band and lower ones.
+        """ "A job may borrow a host if its max_runtime, or what is left of it, is at most half of the time until all
+        reserved hosts are expected to be free". A firm promise holds against its own band and lower ones.
         """
         if job.spec.priority < keeper.spec.priority:
             return True
@@ -422,8 +422,8 @@ class Referee:
 
     def _must_reserve(self, job: Job, suitable: Sequence[Place], waited: float) -> object:
         """ "No hosts are reserved if they are not expected to be free within an hour, or within the time that the job
-        has already waited"; "one at a time among those that compete"; "if a promise ends in a plan, the next plan makes
-        new ones".
+        has already waited"; "one at a time among those that compete"; "if the turn of a job ends its promise, the plan
+        makes no more promises of this kind".
         """
         promised = {job_id for job_id, one in self.state.jobs.items() if one.promise is not None}
         if promised & self.fulfilled or not all(self.plan.rooms.values()):

@@ -460,7 +460,7 @@ class WindowWorld:
             case "confirm":
                 return process.over and not process.hangs
             case "hang":
-                return process.over
+                return process.over and bool(process.node_ids)
         live = self.live(attempt)
         if not process.begun or process.over or live is None:
             return False
@@ -556,6 +556,7 @@ class WindowWorld:
         self.draining.pop(node_id, None)
         for process in self.processes.values():
             process.node_ids.discard(node_id)
+            process.hangs &= bool(process.node_ids)  # a pool knows that nothing is left on dead hosts
         self.apply(WorkerFailedEvent(node_id, "the host died"))
 
     def comes_back(self, node_id: str) -> None:

@@ -112,6 +112,7 @@ def test_values_of_variables_are_not_kept() -> None:
     assert kept == ["a.py", "--env", "KEY", "-e", "B", "--env", "C", "--env", "D", "--", "--env", "E=shown"]
     typed = TypedCommand("submit", tuple(kept), "/")
     assert typed.again(["--env", "KEY=new"], []) == ["a.py", "-e", "B", "--env", "C", "--env", "D", "--env", "KEY=new"]
+    assert typed.again(["-eKEY=new"], []) == ["a.py", "-e", "B", "--env", "C", "--env", "D", "-eKEY=new"]
 
 
 @pytest.mark.parametrize(

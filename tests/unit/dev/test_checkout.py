@@ -58,6 +58,23 @@ def test_difference_makes_commit_what_was_sent(here: Path, tmp_path: Path) -> No
     assert again.code.files == found.code.files
 
 
+@pytest.mark.parametrize("setting", ["diff.noprefix=true", "diff.relative=true", "diff.context=0"])
+def test_difference_is_a_patch_whatever_a_persons_git_shows(
+    here: Path, monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
+    write(here, **{"lib/deep.py": "1\n2\n3\n4\n5\n"})
+    git(here, "add", ".")
+    git(here, "commit", "--quiet", "-m", "second")
+    write(here, **{"lib/deep.py": "1\n2\nchanged\n4\n5\n"})
+    git(here, "config", *setting.split("="))
+    monkeypatch.chdir(here / "lib")
+    found = Checkout.of(Path.cwd())
+    assert found is not None
+    with restored(found.record) as code:
+        assert code.directory is not None
+        assert Path(code.directory, "deep.py").read_text() == "1\n2\nchanged\n4\n5\n"
+
+
 def test_binary_files_and_other_encodings_are_in_difference(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(here)
     (here / "model.bin").write_bytes(bytes(range(256)) * 3)
@@ -68,6 +85,21 @@ def test_binary_files_and_other_encodings_are_in_difference(here: Path, monkeypa
         assert code.directory is not None
         assert Path(code.directory, "model.bin").read_bytes() == bytes(range(256)) * 3
         assert Path(code.directory, "lib/gone.py").read_bytes() == b"# caf\xe9\n"
+
+
+def test_code_of_subdirectory_is_restored_with_its_difference(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(here, **{"lib/deep/kept.py": "k\n"})
+    git(here, "add", ".")
+    git(here, "commit", "--quiet", "-m", "second")
+    edit(here)
+    write(here, **{"lib/deep/kept.py": "changed\n", "lib/deep/new.py": "n\n"})
+    monkeypatch.chdir(here / "lib/deep")
+    found = Checkout.of(Path.cwd())
+    assert found is not None
+    with restored(found.record) as code:
+        assert code.directory is not None
+        texts = {path.name: path.read_text() for path in Path(code.directory).iterdir()}
+        assert texts == {"kept.py": "changed\n", "new.py": "n\n"}
 
 
 def test_binary_file_that_is_too_large_is_only_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

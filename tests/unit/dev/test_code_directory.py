@@ -120,6 +120,17 @@ def test_package_has_what_travels_and_same_bytes_for_same_files(here: Path) -> N
     assert not path.exists()
 
 
+def test_links_that_no_package_holds_are_said(here: Path) -> None:
+    write(here, **{"train.py": "1", "lib/data.txt": "2", ".env": "s3cr3t"})
+    for link, to in {"link.py": "train.py", "again": "lib", "plain": ".env"}.items():
+        (here / link).symlink_to(to)
+    said = CodeDirectory.look(here).in_words()
+    assert said.startswith("3 files, ")
+    assert said.endswith(
+        "; left out: .env (looks like a secret), again (a link to a directory), plain (a link to what is not sent)"
+    )
+
+
 def test_tracked_file_that_is_ignored_is_found_in_sent_directory(here: Path, tmp_path: Path) -> None:
     write(here, **{"train.py": "1", "data/vocabulary": "2", "data/big": "3", ".gitignore": "data/\n"})
     git(here, "init", "--quiet")

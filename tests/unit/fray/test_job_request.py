@@ -5,6 +5,7 @@ import logging
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -150,6 +151,29 @@ def test_secrets_of_frays_job_stay_secret() -> None:
     made = fray_request(job(environment=environment(secrets={"HF_TOKEN": "abc"})))
     assert made.secrets["HF_TOKEN"].value == "abc"
     assert "abc" not in repr(made)
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+def test_tokens_of_environment_are_forwarded_unless_job_is_isolated(
+    isolated: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    secrets = pytest.importorskip("rigging.secrets", reason="needs Fray: make marin")
+    if not hasattr(secrets, "forwarded_secrets"):
+        pytest.skip("this release of Fray forwards none")
+    for name, value in {"HF_TOKEN": "mine", "WANDB_API_KEY": "key", secrets.SECRETS_DIR_ENV: str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "MOUNTED").write_text("there")
+    (tmp_path / "a.file").write_text("no variable can have this name")
+    behavior = secrets.SecretBehavior.ISOLATE if isolated else secrets.SecretBehavior.INHERIT
+    asked = environment(secrets={"HF_TOKEN": "named"}, secret_behavior=behavior)
+    found = {name: secret.value for name, secret in fray_request(job(environment=asked)).secrets.items()}
+    assert found == {"HF_TOKEN": "named", **({} if isolated else {"WANDB_API_KEY": "key", "MOUNTED": "there"})}
+    without = fray_request(job(environment=None)).secrets  # Fray's default
+    assert {name: secret.value for name, secret in without.items()} == {
+        "HF_TOKEN": "mine", "WANDB_API_KEY": "key", "MOUNTED": "there",
+    }  # fmt: skip
+    in_env = environment(env_vars={"WANDB_API_KEY": "of the job"}, secrets={"HF_TOKEN": "named"})
+    assert "WANDB_API_KEY" not in fray_request(job(environment=in_env)).secrets
 
 
 def test_bands_are_those_of_iris() -> None:

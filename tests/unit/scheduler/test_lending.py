@@ -69,6 +69,26 @@ def test_reserved_host_runs_jobs_that_surely_leave_in_time(
         assert "small, to which it is lent, in 200 s at the latest" in reason
 
 
+@pytest.mark.parametrize(("max_runtime", "is_lent"), [(300.0, True), (400.0, False)])
+def test_attempts_that_can_only_be_evicted_late_are_expected_to_end_before(
+    world: PlannedWorld, max_runtime: float, is_lent: bool
+) -> None:
+    """Their eviction budgets are used up for most of an hour, and they are expected to run for ten more minutes."""
+    one, other = (world.submit(name, user="other", priority=BATCH, **MANY) for name in ("one", "other"))
+    world.turn()
+    for job in (one, other):
+        world.report_all(job, TaskState.RUNNING)
+        job.gang.evicted_at = (world.now,) * 6
+    large = world.submit("large", user="me", slices=(2,))
+    world.turn(LATE)
+    world.finish(one)
+    world.turn()
+    assert len(promised(large)) == 4
+    small = world.submit("small", user="new", max_runtime=max_runtime)
+    world.turn()
+    assert small.gang.placed == is_lent
+
+
 def test_nothing_is_lent_until_a_notice_while_evictions_are_off(world: PlannedWorld) -> None:
     world.planner = Planner(world.state, 0.5, Scheduler(evictions=None))
     reserved(world)

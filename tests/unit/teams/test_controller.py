@@ -186,7 +186,7 @@ def test_spares_count_for_the_team_of_their_job(world: World) -> None:
         (
             [Team("ads", {"v4-16": Quota(8)})],
             "",
-            "it belongs to no team, so it gets v4-16 chips only beyond the",
+            "it belongs to no team, so v4-16 chips within the quotas of teams are only lent to it",
         ),
         ([Team("ads", {"v5p": Quota(8)})], "ads", "its team is ads, and no team has a quota for what it uses"),
         ([Team("ads", {"v5p": Quota(8)})], "", None),

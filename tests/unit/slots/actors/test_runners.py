@@ -104,6 +104,26 @@ def test_share_of_unlike_gpus_is_the_least() -> None:
     assert [device.memory for device in RunnerHere((here,)).runner().devices] == [80, 40, 10]
 
 
+def test_share_is_one_of_the_whole_gpu_if_the_driver_says_its_size() -> None:
+    here = replace(host_here("r", None), devices=2, memory=40, totals=(80, 50))
+    assert here.share((0,), (20,)) == 0.25
+    assert here.share((0, 1), (20, 20)) == 0.25
+    assert replace(here, sizes=(40, 30)).share((1,), (20,)) == 0.4
+    assert replace(here, totals=()).share((0,), (20,)) == 0.5
+    assert [device.memory for device in RunnerHere((here,)).runner().devices] == [40, 40], "slots may use no more"
+
+
+def test_slots_that_fill_a_gpu_get_no_more_than_all_of_it() -> None:
+    here = host_here("r", None)
+    assert 0.999 < 6 * here.share((0,), (here.memory // 6,)) <= 1
+    assert here.share((0,), (here.memory * 2 // 3,)) == 0.6666
+    assert [here.share((0,), (here.memory * part // 100,)) for part in (29, 57, 100)] == [0.29, 0.57, 1.0]
+
+
+def test_share_of_a_gpu_smaller_than_said_is_all_of_it() -> None:
+    assert replace(host_here("r", None), memory=80, totals=(79,)).share((0,), (80,)) == 1.0
+
+
 # -- hosts that come and go -------------------------------------------------------------------------------------------
 
 

@@ -67,6 +67,22 @@ async def test_runner_reports_slots_until_they_have_ended(slots: Slots) -> None:
     assert await manager._processes.alive_on(home, manager._runners.by_id[home]) == set()
 
 
+@pytest.mark.parametrize(
+    ("hosts", "kind"),
+    [
+        ([SlotHosts(count=2)], DeviceKind.CPU),
+        ([SlotHosts(tpu_type="v4-8")], DeviceKind.TPU),
+        ([SlotHosts(), SlotHosts(kind=DeviceKind.GPU)], None),
+        ([], None),
+    ],
+    ids=["cpu", "tpu", "several", "none"],
+)
+async def test_manager_tells_the_kind_of_its_hosts(hosts: Sequence[SlotHosts], kind: DeviceKind | None) -> None:
+    manager = await manager_of()
+    await manager.start(hosts, ())
+    assert await manager.kind() is kind
+
+
 async def test_models_come_and_go_in_one_step(slots: Slots) -> None:
     manager = await manager_of("a")
     await manager.register(order(lora="v1"))
@@ -215,6 +231,17 @@ async def test_gpus_with_reported_memory_take_fitting_slots_and_show_use(
     slots.made[0].may_answer.set()
     await answer
     assert "device 0 uses 80,000,000,000 bytes, but slots have only 0 booked" in caplog.text
+
+
+async def test_slot_gets_its_share_of_the_whole_gpu(slots: Slots) -> None:
+    manager = await serving()
+    here = replace(host_here("gpu-0", stand_in_agent()), totals=(120 * GB,))
+    manager._background.start(manager.hold_host(here), "holding a host")
+    answer = asyncio.ensure_future(manager.submit(ask("r")))
+    await until(lambda: slots.made)
+    variables = {name: value for name, value in slots.variables[0].items() if name.startswith("IRIS_SLOT_MEMORY")}
+    assert variables == {"IRIS_SLOT_MEMORY": str(60 * GB), "IRIS_SLOT_MEMORY_SHARE": "0.5000"}
+    answer.cancel()
 
 
 async def test_hanging_driver_keeps_no_slot_from_its_host(slots: Slots, monkeypatch: pytest.MonkeyPatch) -> None:

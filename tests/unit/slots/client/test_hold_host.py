@@ -10,8 +10,17 @@ from ray.exceptions import RayError
 
 from iris_ray import SlotHosts
 from iris_ray.actors.calls.asking import Actor
+from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.errors import ControllerUnavailableError
+from iris_ray.model.job_info import JobInfo
+from iris_ray.processes.tree import TOKEN_VARIABLE
+from iris_ray.slots.actors.gpu_memory import NoLibraryError
+from iris_ray.slots.actors.runners import HostHere
 from iris_ray.slots.client import hold_host
+from iris_ray.slots.core.devices import DeviceKind
+
+GB = 10**9
+Nvidia = Callable[..., None]
 
 
 def test_failed_submission_leaves_no_runner_job_behind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,11 +44,76 @@ def test_failed_submission_leaves_no_runner_job_behind(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(
     ("visible", "names"),
-    [("1,0", ("0", "1")), ("10,9,8", ("8", "9", "10")), ("GPU-b,GPU-a", ("GPU-b", "GPU-a")), ("", ())],
+    [
+        ("1,0", ("0", "1")),
+        ("10,9,8", ("8", "9", "10")),
+        ("GPU-1,GPU-0", ("GPU-0", "GPU-1")),
+        ("", ()),
+    ],
 )
-def test_gpus_of_host_are_in_the_order_of_nvidia_smi(visible: str, names: tuple[str, ...]) -> None:
+def test_gpus_of_host_are_in_the_order_of_nvidia_smi(nvidia: Nvidia, visible: str, names: tuple[str, ...]) -> None:
     """`SlotHosts(memory=[…])` lists their bytes in that order, and Ray names them in any."""
-    assert hold_host.gpus_in_order(visible) == names
+    nvidia(*({"total": 100 + number, "reserved": 0, "used": 0} for number in range(11)))
+    assert hold_host.gpus_here(visible, [1, 2]) == (names, tuple(100 + int(name.rpartition("-")[2]) for name in names))
+
+
+def test_parts_of_gpus_are_in_the_order_of_nvidia_smi(nvidia: Nvidia) -> None:
+    whole, part = ({"total": total, "reserved": 0, "used": 0} for total in (80, 10))
+    nvidia(whole, whole, whole, *({**part, "mig": place} for place in ([2, 0], [0, 1], [0, 7])))
+    names, totals = hold_host.gpus_here("MIG-5,GPU-1,MIG-4,MIG-3", [1, 2, 3, 4])
+    assert (names, totals) == (("MIG-4", "MIG-5", "GPU-1", "MIG-3"), (10, 10, 80, 10))
+
+
+@pytest.mark.parametrize("memory", [7, (7, 7), [12, 6]])
+def test_gpus_without_a_driver_have_an_order_if_they_have_numbers(
+    nvidia: Nvidia, capfd: pytest.CaptureFixture[str], memory: Any
+) -> None:
+    assert hold_host.gpus_here("10,9", memory) == (("9", "10"), ())
+    said = capfd.readouterr().out
+    assert said.startswith("slots here get their share of SlotHosts(memory=…), not of the whole GPU: NVIDIA's driver")
+    assert said.count("\n") == 1
+
+
+def test_unlike_gpus_without_an_order_are_refused(nvidia: Nvidia, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert hold_host.gpus_here("GPU-b,GPU-a", [7, 7]) == hold_host.gpus_here("GPU-b,GPU-a", 7)
+    assert hold_host.gpus_here("GPU-b,GPU-a", 7) == (("GPU-b", "GPU-a"), ())
+    with pytest.raises(RuntimeError, match=r"the order of GPU-b, GPU-a is not known.*: NVIDIA's driver can't say"):
+        hold_host.gpus_here("GPU-b,GPU-a", [12, 6])
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(NoLibraryError, match=r"pip install nvidia-ml-py\); mend that, or set CUDA_VISIBLE_DEVICES"):
+        hold_host.gpus_here("GPU-b,GPU-a", [12, 6])
+
+
+def test_gpus_without_name_or_memory_are_refused(nvidia: Nvidia) -> None:
+    with pytest.raises(RuntimeError, match="the memory of this host's GPUs is not known: NVIDIA's driver can't say"):
+        hold_host.gpus_here("0", None)
+    with pytest.raises(RuntimeError, match="Ray has set no CUDA_VISIBLE_DEVICES"):
+        hold_host.gpus_here("", None)
+
+
+def gpu_host(monkeypatch: pytest.MonkeyPatch, visible: str, memory: Any) -> HostHere:
+    """What a task tells the manager of its host with these GPUs, of which slots may use this memory."""
+    me = JobInfo("j", "j/task-0", 0, 1, 1, 0, 1, "", 0, "")
+    ray: Any = SimpleNamespace(util=SimpleNamespace(get_current_placement_group=object))
+    agents: Any = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda variables: "the agent"))
+    stand_ins = {"ray": ray, "_Agent": agents, "_attributes": dict, "get_job_info": lambda: me}
+    for name, stands_in in stand_ins.items():
+        monkeypatch.setattr(hold_host, name, stands_in)
+    for variable in (TOKEN_VARIABLE, TaskFiles.VARIABLE):
+        monkeypatch.setenv(variable, "of this task")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    return hold_host._here("gpu-0", DeviceKind.GPU, visible.count(",") + 1, memory, False)
+
+
+def test_given_memory_is_no_measure_of_the_whole_gpu(nvidia: Nvidia, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvidia({"total": 82 * GB, "reserved": 2 * GB, "used": 0}, {"total": 40 * GB, "reserved": 0, "used": 0})
+    here = gpu_host(monkeypatch, "0", 40 * GB)
+    assert (here.memory, here.sizes, here.share((0,), (20 * GB,))) == (40 * GB, (), 0.25)
+    here = gpu_host(monkeypatch, "GPU-1,GPU-0", [40 * GB, 30 * GB])
+    assert (here.gpus, here.sizes) == (("GPU-0", "GPU-1"), (40 * GB, 30 * GB))
+    assert [here.share((device,), (20 * GB,)) for device in (0, 1)] == [0.25, 0.5]
+    here = gpu_host(monkeypatch, "1,0", None)
+    assert (here.sizes, here.share((0,), (20 * GB,))) == ((80 * GB, 40 * GB), 0.25)
 
 
 class Calls:
@@ -93,7 +167,7 @@ def test_missing_library_is_said_once_and_ends_the_job(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def here(*_: object) -> Any:
-        return hold_host._sizes(["0"])
+        return hold_host.gpus_here("0", None)
 
     said: list[tuple[str, str]] = []
 

@@ -153,7 +153,7 @@ def test_program_gets_its_environment_and_its_output_is_the_slots(
 ) -> None:
     monkeypatch.setenv("IRIS_SLOT_MEMORY_SHARE", "0.25")  # it has this process's variables, too
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # which can't lead back to this host
-    share = ["sh", "-c", 'echo "share $IRIS_SLOT_MEMORY_SHARE"; exec "$@"', "sh"]
+    share = ["sh", "-c", 'echo "share $IRIS_SLOT_MEMORY_SHARE {share} {share:.3f}"; exec "$@"', "sh"]
     program = ServedProgram(ServedCommand([*share, *PROGRAM], environment={"SAY": "I speak"}), "m")
     program.load()
     try:
@@ -162,7 +162,7 @@ def test_program_gets_its_environment_and_its_output_is_the_slots(
         def is_said() -> bool:
             nonlocal said
             said += capfd.readouterr().out
-            return "share 0.25\nI speak\n" in said
+            return "share 0.25 0.25 0.250\nI speak\n" in said
 
         wait_until(is_said)
     finally:

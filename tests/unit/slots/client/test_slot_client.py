@@ -274,6 +274,25 @@ class Echo:
 
 
 @pytest.mark.parametrize(
+    ("found", "given", "kind"),
+    [
+        (DeviceKind.TPU, {}, DeviceKind.TPU),
+        (DeviceKind.TPU, {"kind": DeviceKind.CPU}, DeviceKind.CPU),
+        (None, {}, DeviceKind.GPU),
+    ],
+    ids=["asked", "given", "several"],
+)
+def test_client_without_hosts_of_its_own_asks_for_their_kind(
+    client: SlotClient, manager: Manager, found: DeviceKind | None, given: dict[str, Any], kind: DeviceKind
+) -> None:
+    handle: Any = manager
+    handle.kind = SimpleNamespace(remote=lambda: Reference(done(found)))
+    handle.change = SimpleNamespace(remote=lambda orders, gone: Reference(done(None)))
+    client._kind = None  # as `SlotClient.connect` leaves it
+    assert client.register(Echo, memory={1: 1}, **given).kind is kind
+
+
+@pytest.mark.parametrize(
     ("given", "words"),
     [
         ({"memory": 2**30}, "memory is 1073741824; give bytes by number of devices"),
