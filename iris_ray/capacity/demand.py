@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -48,6 +48,7 @@ class WaitingGang:
             leave for it.
         removes: the names of the slices of other types that jobs leave for it, reserved until they are deleted.
         holds: the names of the slices of other types that are held for it until enough of them are idle.
+        group: the id of the group of jobs with which it starts, all or none; empty if it starts alone.
     """
 
     tpu_type: str
@@ -60,6 +61,7 @@ class WaitingGang:
     may_reserve: bool = False
     removes: tuple[str, ...] = ()
     holds: tuple[str, ...] = ()
+    group: str = ""
 
 
 _UNKNOWN = PendingKind.PAUSED, PendingKind.NOT_LOOKED_AT
@@ -78,6 +80,8 @@ def missing_slices(waits: Iterable[tuple[Job, PendingReason]], fleet: Fleet) -> 
 def waiting_gangs(waits: Iterable[tuple[Job, PendingReason]], fleet: Fleet) -> list[WaitingGang]:
     """Return the gangs that wait for slices or would use free ones, in the order of band and age.
 
+    The jobs of a group that starts as a whole come one after the other, at the place of the first one.
+
     Single tasks need one slice for as many tasks as it has hosts, and gangs on parts one for as many parts.
 
     A job that waits because other jobs use all slices misses slices. A job misses none if it pauses after a failed
@@ -85,13 +89,14 @@ def waiting_gangs(waits: Iterable[tuple[Job, PendingReason]], fleet: Fleet) -> l
     constraints than the type, or needs more than the known hosts of this type have. A job that waits for a limit of its
     user is left out, as is one that has got hosts since the latest plan that considered it.
 
-    No slices of other types may be deleted for a job that comes after all others, that starts only with a group of
-    jobs, or to which other jobs leave slices at this moment.
+    No slices of other types may be deleted for a job that comes after all others, or to which other jobs leave slices
+    at this moment; nor for the jobs of a group if one of them waits for something else than slices.
 
-    Slices of other types may be reserved for a job that is one gang on whole slices and misses all of them, if it comes
-    first among jobs with its requirement, and if it neither gets slices of its own type nor may take some from lower
-    bands later. If slices are held for it already, it need no longer come first: the fair order changes with each small
-    job, and slices would be held for one job after the other, and enough of them would be idle for none.
+    Slices of other types may be reserved for a job that starts alone, is one gang on whole slices and misses all of
+    them, if it comes first among jobs with its requirement, and if it neither gets slices of its own type nor may take
+    some from lower bands later. If slices are held for it already, it need no longer come first: the fair order changes
+    with each small job, and slices would be held for one job after the other, and enough of them would be idle for
+    none.
     """
 
     @cache
@@ -104,18 +109,26 @@ def waiting_gangs(waits: Iterable[tuple[Job, PendingReason]], fleet: Fleet) -> l
     gangs: list[WaitingGang] = []
     free: dict[Requirement, int] = {}
     parts_left: dict[Requirement, int] = {}  # of the slices that are missing so far
-    for job, waiting in sorted(waits, key=lambda wait: (wait[0].spec.priority, wait[0].number)):
+    in_order, hindered = sorted(waits, key=lambda wait: (wait[0].spec.priority, wait[0].number)), set[str]()
+    for job, waiting, group in _groups_together(in_order):
         spec, requirement = job.spec, job.requirement
-        if waiting.kind is PendingKind.LIMITED or spec.device is None or not job.pending:
+        if waiting.kind is PendingKind.LIMITED or not job.pending:
             continue
-        config, is_whole, part = config_of(spec.device), spec.is_one_gang, spec.part
+        is_whole, part = spec.is_one_gang, spec.part
         needed = waiting.num_groups[0] if is_whole else len(job.pending)
+        if spec.device is None:
+            if waiting.kind not in _UNKNOWN and waiting.free < needed:
+                hindered.add(group)
+            continue
+        config = config_of(spec.device)
         if waiting.kind in _UNKNOWN:
             there, short = needed, 0
         else:
             left = free.get(requirement, waiting.free)
             free[requirement] = left - (there := min(needed, left))
             short = needed - there if is_suited_by(spec.device, requirement) else 0
+            if there + short < needed:
+                hindered.add(group)
         in_slice = 1 if spec.coscheduling is not None else config.vm_count  # groups
         if part is not None:
             in_slice = config.vm_count // spec.replicas
@@ -125,17 +138,35 @@ def waiting_gangs(waits: Iterable[tuple[Job, PendingReason]], fleet: Fleet) -> l
         if part is not None or not is_whole:
             slices, times = min(slices, 1), max(slices, 1)
         if slices or there:
-            waits_apart = not (job.members or waiting.together or waiting.taken_from)
-            may_take = slices > 0 and waits_apart and not comes_last(job)
+            is_known = bool(group) or not job.members
+            may_take = slices > 0 and is_known and not waiting.taken_from and not comes_last(job)
             removes = slices_to_remove(job, fleet) if job.promise is not None else ()
             is_held = bool(removes) and job.promise is not None and not job.promise.is_firm
             is_promised = job.promise is not None and not is_held
             is_behind = waiting.ahead > 0 and not is_held
             has_own = there > 0 or is_promised or waiting.protected is not None or is_behind
-            may_reserve = may_take and is_whole and part is None and not has_own
+            may_reserve = may_take and not group and is_whole and part is None and not has_own
             about = spec.job_id, -(-there // in_slice), waiting.kept, may_take, times, may_reserve
-            gangs.append(WaitingGang(config.name, slices, *about, *(((), removes) if is_held else (removes, ()))))
-    return gangs
+            reserved = ((), removes) if is_held else (removes, ())
+            gangs.append(WaitingGang(config.name, slices, *about, *reserved, group))
+    return _taking_nothing(gangs, hindered)
+
+
+def _groups_together(waits: Iterable[tuple[Job, PendingReason]]) -> list[tuple[Job, PendingReason, str]]:
+    """Return the jobs with the id of the group with which each starts, which is empty if it starts alone.
+
+    The jobs of a group are at the place of its first one.
+    """
+    found: dict[str, list[tuple[Job, PendingReason, str]]] = {}
+    for job, waiting in waits:
+        group = job.spec.group.group_id if job.spec.group is not None and waiting.together is not None else ""
+        found.setdefault((group and f"group {group}") or job.spec.job_id, []).append((job, waiting, group))
+    return [one for some in found.values() for one in some]
+
+
+def _taking_nothing(gangs: Iterable[WaitingGang], groups: Collection[str]) -> list[WaitingGang]:
+    """Return the gangs, of which those of some groups may not take others' slices."""
+    return [replace(one, may_take=False) if one.group and one.group in groups else one for one in gangs]
 
 
 def demand_of(state: ControllerState, waits: Iterable[tuple[Job, PendingReason]], now: float) -> list[WaitingGang]:
@@ -152,6 +183,8 @@ LOOKED_AT = 1000
 def within_limits(gangs: Sequence[WaitingGang], jobs: Mapping[str, Job], allowances: Allowances) -> list[WaitingGang]:
     """Return the gangs. A gang that would exceed a limit, once the gangs before it run, may not take others' slices.
 
+    Nor may the other gangs of its group.
+
     Args:
         gangs: in their order.
         jobs: all jobs, by id.
@@ -159,6 +192,7 @@ def within_limits(gangs: Sequence[WaitingGang], jobs: Mapping[str, Job], allowan
     """
 
     found = [replace(gang, may_take=False) if n >= LOOKED_AT else gang for n, gang in enumerate(gangs)]
+    beyond = {gang.group for gang in found[LOOKED_AT:]}
     promised_first = sorted(range(len(found[:LOOKED_AT])), key=lambda n: jobs[gangs[n].job_id].promise is None)
     for number in promised_first:
         gang = gangs[number]
@@ -172,7 +206,9 @@ def within_limits(gangs: Sequence[WaitingGang], jobs: Mapping[str, Job], allowan
         if count:
             allowances.granted(job, {TPU: count * chips})
         found[number] = replace(gang, may_take=gang.may_take and count == gang.times)
-    return found
+        if count < gang.times:
+            beyond.add(gang.group)
+    return _taking_nothing(found, beyond)
 
 
 def _new_slice_would_do(requirement: Requirement, config: TPUConfig, host: Resources | None) -> bool:

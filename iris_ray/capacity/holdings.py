@@ -85,6 +85,10 @@ class Holdings:
                 ledger._add(config.chip_count, asked.source, config.name)
         return ledger
 
+    def copy(self) -> "Holdings":
+        about = self.of_source.copy(), self.of_type.copy(), self.kept.copy()
+        return Holdings(self.settings, self.chips, *about)
+
     def _add(self, chips: int, source: str, tpu_type: str, slices: int = 1) -> None:
         self.chips += chips
         self.of_source[source] += chips

@@ -191,7 +191,7 @@ class Provisioner:
         self._leased_at = _NEVER
         self._taken: ProvisionerTakenError | None = None  # another process had the name when it was last asked for
         self._history = ProvisioningHistory()
-        self._looked_at = -math.inf  # when the last turn with a plan ended
+        self._looked_at = _NEVER  # when the last turn with a plan ended
         self._seen: dict[str, list[QueuedSlice]] = {}  # by location
         self._closed: set[str] = set()  # slices with our taint
         self._said: set[str] = set()
@@ -247,7 +247,7 @@ class Provisioner:
         """
         self._said_before, self._said = self._said, set()
         is_last = self._dry_run or self._lease()
-        if not is_last or time.monotonic() > self._looked_at + self._lease_s:
+        if not is_last or _elapsed(self._looked_at) > self._lease_s:
             self._history.interrupted()
         asked = len(self._history.lacking)
         self._history.ask_again_s = max(TAKEN_AFTER_S, self._every_s * 2 * asked / MOST_ASKED)
@@ -264,7 +264,7 @@ class Provisioner:
             return plan(self._settings, demand, found, joined, self._history, now, date, unreachable)
 
         actions = make_plan()
-        self._looked_at = time.monotonic()
+        self._looked_at = _clocks()
         self._tell(actions)
         if self._dry_run:
             if not actions:
@@ -307,7 +307,7 @@ class Provisioner:
                     self._settings, found, joined, self._history, actions, self._undeleted, self._prices, now, date
                 )
             )
-        self._looked_at = time.monotonic()
+        self._looked_at = _clocks()
         if unreachable:
             raise next(iter(unreachable.values()))
 

@@ -10,9 +10,11 @@ are requested from one source. Slices of all types share the chips of a source: 
 `taking_back.py` takes chips back from slices of other types.
 """
 
-from collections import Counter
+import math
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 from iris_ray.capacity.demand import ARRIVAL_S, WaitingGang
 from iris_ray.capacity.holdings import Holdings, Settings
@@ -77,9 +79,13 @@ def plan(
     firm = frozenset(name for gang in demand or () for name in (*gang.kept, *gang.removes))
     reserved = firm | {name for gang in demand or () for name in gang.holds}
     types: dict[str, _TypePlan] = {}
-    actions: list[Action] = []
+    idle = (settings.config_of(name) for name in ours if name in there and not there[name].in_use)
+    too_large = _too_large(settings, demand or (), Counter(config.name for config in idle if config))
+    possible = [one for one in demand or () if one.group not in too_large]
+    refused = (one for one in demand or () if one.group in too_large and one.missing)
+    actions: list[Action] = [Wait(one.tpu_type, too_large[one.group]) for one in refused]
     for config in settings.configs:
-        gangs = None if demand is None else [one for one in demand if one.tpu_type == config.name]
+        gangs = None if demand is None else [one for one in possible if one.tpu_type == config.name]
         about = settings, config, gangs, there, ledger, history, unlisted, now, date, reserved
         of_type = types[config.name] = _TypePlan(*about)
         of_config = (one for one in ours.values() if settings.config_of(one.name) == config)
@@ -94,10 +100,57 @@ def plan(
     )
     if demand is not None:
         history.forget_promises_but({gang.job_id for gang in demand}, now)
-    for gang in demand or ():
-        if (served := types.get(gang.tpu_type)) is not None:
-            served.serve(gang, shared)
+    for group, some in groupby(possible, key=lambda one: one.group):
+        gangs = [*some]
+        served = [(types[gang.tpu_type], gang) for gang in gangs if gang.tpu_type in types]
+        if group:
+            for of_type, gang in served:
+                of_type.claim(gang, shared)
+            if len(served) < len(gangs) or not _start_together(served, ledger, shared):
+                served = [(of_type, replace(gang, may_take=False)) for of_type, gang in served]
+        for of_type, gang in served:
+            if not group:
+                of_type.claim(gang, shared)
+            of_type.serve(gang, shared)
     return [*actions, *(action for of_type in types.values() for action in of_type.obtain())]
+
+
+def _too_large(settings: Settings, demand: Sequence[WaitingGang], idle: Mapping[str, int]) -> dict[str, str]:
+    """Return the groups whose jobs could never have all their slices at a time, each with the reason.
+
+    ``idle`` has the number of idle slices of each type: what the jobs would use beyond these are slices of others.
+    """
+    missing, used = defaultdict[str, Counter[str]](Counter), defaultdict[str, Counter[str]](Counter)
+    for gang in demand:
+        if gang.group:
+            missing[gang.group][gang.tpu_type] += gang.missing * gang.times
+            used[gang.group][gang.tpu_type] += gang.there
+    found: dict[str, str] = {}
+    of_sources = sum(math.inf if source.chips is None else source.chips for source in settings.sources)
+    most = min(of_sources, math.inf if settings.budget is None else settings.budget)
+    for group, lacks in missing.items():
+        chips = 0
+        for config in settings.configs:
+            slices = lacks[config.name] + min(used[group][config.name], idle[config.name])
+            chips += slices * config.chip_count
+            if slices > settings.most_of(config):
+                found[group] = f"its jobs need {slices} {config.name} at a time, of at most {settings.most_of(config)}"
+        if chips > most:
+            found[group] = f"its jobs need {chips} chips at a time, of at most {most:.0f}"
+    return {group: f"the group {group} can't start: {why}" for group, why in found.items()}
+
+
+def _start_together(served: Sequence[tuple["_TypePlan", WaitingGang]], ledger: Holdings, shared: SharedChips) -> bool:
+    """Return whether the chips that are free, or that other types could leave now, suffice for all gangs of a group."""
+    ledger, shared = ledger.copy(), shared.copy()
+    given = Counter[str]()
+    for of_type, gang in served:
+        for _ in range(gang.times):
+            coming = min(of_type.spare - given[gang.tpu_type], gang.missing)
+            given[gang.tpu_type] += coming
+            if gang.missing > coming and not of_type.could_obtain(gang, gang.missing - coming, ledger, shared):
+                return False
+    return True
 
 
 def _has_left(one: QueuedSlice, joined: Mapping[str, Joined], history: ProvisioningHistory, now: float) -> bool:
@@ -125,6 +178,8 @@ class _TypePlan:
         present: the slices that are in the cluster, or active while the cluster can't be asked.
         spare: how many slices on their way no gang has been given yet.
         free: how many slices of each source jobs could use now, by its key.
+        why: why slices are requested for the gangs, for people.
+        created: how many slices are requested.
         actions: what the gangs need that have been served.
         paused: how many slices are wanted from sources that pause, by the reason and by the pauses.
         left_out: the gangs that can't have all slices that they miss, by the limit.
@@ -144,6 +199,8 @@ class _TypePlan:
     present: list[QueuedSlice] = field(default_factory=list)
     spare: int = 0
     free: Counter[str] = field(default_factory=Counter)
+    why: str = ""
+    created: int = 0
     actions: list[Action] = field(default_factory=list)
     paused: Counter[tuple[str, str]] = field(default_factory=Counter)
     left_out: dict[str, list[int]] = field(default_factory=dict)
@@ -250,7 +307,9 @@ class _TypePlan:
         here = {one.name: self.joined[one.name] for one in self.present if one.name in self.joined}
         idle_now = sum(map(self._is_free, here))
         most = settings.most_of(self.config)
-        useful = sum(one.missing * one.times for one in self.gangs or () if one.missing + idle_now <= most)
+        self.free = Counter(one.source for one in self.present if self._is_free(one.name))
+        can_use = (one for one in self.gangs or () if one.missing + idle_now <= most and self._is_possible(one))
+        useful = sum(one.missing * one.times for one in can_use)
         requested = len(self.coming) + len(self._unconfirmed())
         spare = requested + len(self.present) - settings.least
         surplus = min(requested - useful, spare) if self.gangs is not None else 0
@@ -279,14 +338,16 @@ class _TypePlan:
     def leaves(self, leaving: Collection[str]) -> TypeUse:
         """Return what the type leaves to others, before any gang is served. ``leaving``: what is deleted anyway."""
         self.spare = len(self.coming) + len(self._unconfirmed())
-        self.free = Counter(one.source for one in self.present if self._is_free(one.name))
+        missed = sum(one.missing * one.times for one in self.gangs or ())
+        self.why = f"waiting jobs miss {missed}, {self.spare} coming"
         coming = [one for one in self.coming if one.name not in leaving]
         present = [one for one in self.present if one.name not in leaving]
         idle = [one for one in present if one.name in self.joined and not self.joined[one.name].in_use]
-        idle_s = {one.name: self._lasting("unused", one.name, one in idle) for one in self.present}
+        idle_names = {one.name for one in idle}
+        idle_s = {one.name: self._lasting("unused", one.name, one.name in idle_names) for one in self.present}
         after_s = min(TAKEN_AFTER_S, self.settings.idle_s)
         longest = sorted(idle, key=lambda one: -idle_s[one.name])
-        may_go = [one for one in longest if idle_s[one.name] >= after_s]
+        may_go, soon = ([one for one in longest if (idle_s[one.name] >= after_s) is is_due] for is_due in (True, False))
         on_the_way = len(coming) + len(self._unconfirmed())
         return TypeUse(
             requests=[self._holder(one) for one in coming if one.state in CANCELLABLE and self._may_go(one)],
@@ -294,7 +355,7 @@ class _TypePlan:
             idle=[self._holder(one) for one in may_go if self._may_go(one)],
             idle_now=len(idle),
             above_least=on_the_way + len(present) - self.settings.least,
-            soon=[self._holder(one) for one in longest if one not in may_go and self._may_go(one)],
+            soon=[self._holder(one) for one in soon if self._may_go(one)],
             in_use=[self._holder(one) for one in present if self._is_used(one) and self._may_be_left(one)],
             refused=[self._holder(one) for one in idle if one.name in self.reserved and not self._may_go(one)],
         )
@@ -313,17 +374,29 @@ class _TypePlan:
         is_reserved = one.name in self.reserved
         return self._may_go(one) and (is_reserved or self.history.may_be_left(one.name, self.now))
 
+    def claim(self, gang: WaitingGang, shared: SharedChips) -> None:
+        """Keep the idle slices that a gang would use, and requests that it misses, from the gangs behind it."""
+        if self._is_possible(gang):  # otherwise it can't use any
+            shared.claim(self.config.name, gang.there, min(self.spare, gang.missing * gang.times))
+
+    def could_obtain(self, gang: WaitingGang, slices: int, ledger: Holdings, shared: SharedChips) -> bool:
+        """Return whether a gang could have slices of a source now, or take their chips back, and count them if so."""
+        for source in filter(self._is_open, self.settings.sources):
+            if ledger.room(self.config) >= slices and ledger.room_at(self.config, source) >= slices:
+                ledger.take(self.config, source, slices)
+                return True
+            if TakingBack(gang, self.config, ledger, self.history, shared, self.now).could_take(slices, source):
+                return True
+        return False
+
     def serve(self, gang: WaitingGang, shared: SharedChips) -> None:
         """Request the slices that complete a gang, within all limits; or take their chips back from other types."""
         taking = TakingBack(gang, self.config, self.ledger, self.history, shared, self.now)
         taking.keep_promise()
-        fits = self._is_possible(gang)
         for _ in range(gang.times):
             given = min(self.spare, gang.missing)
-            if fits:  # otherwise it can't use any
-                shared.claim(self.config.name, gang.there, given)
             short = gang.missing - given
-            if short and not self._obtain(short, self._why, taking):
+            if short and not self._obtain(short, self.why, taking):
                 limit = self.ledger.limits(self.config, short) + taking.why_not(short)
                 self.left_out.setdefault(limit, []).append(gang.missing)
             else:
@@ -343,11 +416,6 @@ class _TypePlan:
 
     def _is_free(self, name: str) -> bool:
         return name in self.joined and not self.joined[name].in_use and not self.joined[name].closed
-
-    @property
-    def _why(self) -> str:
-        missed = sum(one.missing * one.times for one in self.gangs or ())
-        return f"waiting jobs miss {missed}, {len(self.coming) + len(self._unconfirmed())} coming"
 
     def _obtain(self, slices: int, why: str, taking: TakingBack | None = None) -> bool:
         """Request slices from the first open source that has room, or of which a gang takes chips back.
@@ -378,8 +446,9 @@ class _TypePlan:
 
     def _create(self, slices: int, source: Source, why: str) -> None:
         stamp = f"{self.settings.prefix(self.config)}{int(self.date * 1000):x}"
-        first = sum(isinstance(action, Create) for action in self.actions)
-        self.actions += [Create(f"{stamp}-{first + n}", self.config, source, why) for n in range(slices)]
+        numbers = range(self.created, self.created + slices)
+        self.actions += [Create(f"{stamp}-{number}", self.config, source, why) for number in numbers]
+        self.created += slices
 
     def obtain(self) -> list[Action]:
         """Return the requests: repeated ones, those of the gangs that have been served, and up to the least number."""
@@ -391,9 +460,8 @@ class _TypePlan:
             for name, asked in unconfirmed.items()
             if asked.source in sources
         ]
-        new = sum(isinstance(action, Create) for action in self.actions)
         there = len(self.coming) + len(unconfirmed) + len(self.present)
-        for _ in range(settings.least - there - new - self.paused.total()):
+        for _ in range(settings.least - there - self.created - self.paused.total()):
             self._obtain(1, f"at least {settings.least}")
         waits: list[Action] = [
             Wait(config.name, unmet(listed(gangs), config, limit)) for limit, gangs in self.left_out.items()

@@ -197,8 +197,9 @@ class ProvisioningHistory:
 
     def forget_all_but(self, names: Collection[str]) -> None:
         """Forget the slices that are gone."""
-        self._since = {key: since for key, since in self._since.items() if key[1] in names}
-        self._counted &= set(names)
-        self._joined &= set(names)
-        self.leaving = {name: accepted for name, accepted in self.leaving.items() if name in names}
-        self.undeletable = {name: one for name, one in self.undeletable.items() if name in names}
+        kept = {*names}
+        self._since = {key: since for key, since in self._since.items() if key[1] in kept}
+        self._counted &= kept
+        self._joined &= kept
+        self.leaving = {name: accepted for name, accepted in self.leaving.items() if name in kept}
+        self.undeletable = {name: one for name, one in self.undeletable.items() if name in kept}

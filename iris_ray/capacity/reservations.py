@@ -11,7 +11,7 @@ type, and the chips that are being freed for it. So no two gangs take chips from
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 TAKEN_AFTER_S = 60.0
 """How long a slice must have been idle before a gang of another type may have its chips, or the provisioner's own time
@@ -62,6 +62,10 @@ class TypeUse:
     soon: list[Holder] = field(default_factory=list)
     in_use: list[Holder] = field(default_factory=list)
     refused: list[Holder] = field(default_factory=list)
+
+    def copy(self) -> "TypeUse":
+        slices = [*self.soon], [*self.in_use], [*self.refused]
+        return TypeUse([*self.requests], self.coming, [*self.idle], self.idle_now, self.above_least, *slices)
 
     def left(self, kept: Collection[str]) -> list[Holder]:
         """Return the requests and slices that may go, requests first."""
@@ -151,6 +155,10 @@ class SharedChips:
     asked_at: set[str] = field(default_factory=set)
     held_at: set[str] = field(default_factory=set)
 
+    def copy(self) -> "SharedChips":
+        types = {name: use.copy() for name, use in self.types.items()}
+        return replace(self, going=[*self.going], types=types, beyond=self.beyond.copy())
+
     def claim(self, tpu_type: str, idle: int, coming: int) -> None:
         """Keep idle slices and requests for a gang of their type."""
         if (own := self.types.get(tpu_type)) is not None:
@@ -164,7 +172,7 @@ class SharedChips:
 
     def named(self, names: Collection[str]) -> tuple[list[Holder], list[Holder], list[Holder]]:
         """Return the slices of these names that are idle, those in use, and those that can't be deleted yet."""
-        uses = self.types.values()
+        uses = self.types.values() if names else ()
         of_uses = (
             [one for use in uses for one in (*use.idle, *use.soon)],
             [one for use in uses for one in use.in_use],

@@ -69,6 +69,16 @@ class TakingBack:
                 chips, of_source = taken.chips(), taken.chips(source.key)
                 self.ledger.set_aside(config, source, promise.slices, gang.job_id, chips, of_source)
 
+    def could_take(self, slices: int, source: Source) -> bool:
+        """Return whether chips of slices of other types complete the gang now, and keep them for it if so."""
+        if not self._may_ask(slices, source):
+            return False
+        if (taken := self.shared.take(self.config.name, self.ledger.lack(self.config, source, slices))) is None:
+            return False
+        about = self.gang.job_id, taken.chips(), taken.chips(source.key)
+        self.ledger.set_aside(self.config, source, slices, *about)
+        return True
+
     def take(self, slices: int, source: Source) -> list[Action]:
         """Delete slices of other types whose chips complete the gang, or wait until jobs have left them and they go.
 

@@ -280,6 +280,21 @@ def test_time_in_which_nobody_looked_does_not_count_as_idle(
     assert names(server, "DELETING") == small
 
 
+def test_time_in_which_the_machine_was_suspended_does_not_count_as_idle(
+    server: CloudTpuServer, provisioner: Provisioner, paper: Cluster
+) -> None:
+    """The monotonic clock stands still, no other process has the name, and jobs have used the slices."""
+    small, paper.gangs = two_idle(provisioner, server, paper), []
+    for _ in range(15):
+        turn(provisioner, server, paper)
+    paper.wall_ahead += 3600.0
+    for _ in range(20):
+        turn(provisioner, server, paper)
+        assert names(server, "ACTIVE") == small
+    turn(provisioner, server, paper, steps=0)
+    assert names(server, "DELETING") == small
+
+
 def test_time_in_which_another_process_had_the_name_does_not_count_as_idle(
     server: CloudTpuServer, provisioner: Provisioner, paper: Cluster
 ) -> None:

@@ -15,6 +15,7 @@ from iris_ray.capacity.provisioning_actions import Action, Create, Delete
 from iris_ray.capacity.provisioning_history import ProvisioningHistory, Unconfirmed
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.topology import get_tpu_config
+from tests.support.costs import calls
 from tests.support.provisioning import (
     BOTH,
     BUSY,
@@ -172,6 +173,17 @@ def test_plan_returns_slices_of_gang_that_cannot_be_whole() -> None:
     there = queued(1), queued(2), queued(3, Q.ACCEPTED)
     assert deletes(make_plan((4,), *there, joined=joined, history=history, now=0.0)) == []
     assert deletes(make_plan((4,), *there, joined=joined, history=history, now=600.0)) == [name(3), name(1)]
+
+
+def test_cost_of_a_plan_is_linear_in_slices_and_gangs() -> None:
+    def cost(count: int) -> int:
+        there = [queued(number) for number in range(count)]
+        joined = {one.name: FREE if number % 2 else BUSY for number, one in enumerate(there)}
+        history, demand = ProvisioningHistory(), (1,) * count
+        make_plan((), *there, joined=joined, history=history, most=9 * count)
+        return calls(lambda: make_plan(demand, *there, joined=joined, history=history, now=1100.0, most=9 * count))
+
+    assert cost(400) < 2.5 * cost(200)
 
 
 # -- several sources ---------------------------------------------------------------------------------------------------

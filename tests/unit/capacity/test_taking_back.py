@@ -98,7 +98,7 @@ def test_slice_goes_once_it_has_been_idle_for_a_minute(idle_for: float, goes: bo
 
 
 def test_time_for_idle_slices_below_a_minute_holds_here_too() -> None:
-    later = WaitingGang("v6e-16", 1, "later", there=4)  # so that they are not deleted as unneeded
+    later = WaitingGang("v6e-16", 1, "later", there=3)  # so that they are not deleted as unneeded
     for idle_for, goes in ((9.0, False), (10.0, True)):
         assert bool(taken(take([LARGE, later], *FOUR, idle_for=idle_for, idle_s=10.0))) == goes
 
@@ -127,6 +127,52 @@ def test_source_that_refused_the_type_last_gets_no_chips_back_for_it() -> None:
     assert len(creates(take([LARGE], history=history))) == 1, "with room it is asked again"
     other = take([WaitingGang("v6e-32", 1, "job")], *FOUR, history=history)
     assert len(taken(other)) == 2, "another type may be there"
+
+
+def test_idle_slices_of_a_gang_that_the_source_can_never_serve_are_deleted_as_idle() -> None:
+    """It needs 128 chips of a reservation of 64."""
+    actions = take([WaitingGang("v6e-16", 8, "too large")], *FOUR, idle_s=600.0)
+    assert sorted(deletes(actions)) == [one.name for one in FOUR]
+
+
+# -- groups of jobs ----------------------------------------------------------------------------------------------------
+
+
+def member(tpu_type: str, job_id: str, missing: int = 1, group: str = "rl", **changes: Any) -> WaitingGang:
+    return WaitingGang(tpu_type, missing, job_id, group=group, **changes)
+
+
+def test_idle_slices_go_for_a_group_if_they_suffice_for_all_of_its_jobs() -> None:
+    some = [member("v6e-32", "learner"), member("v6e-16", "actor", 0, there=2)]
+    assert taken(take(some, *FOUR[:3])) == {name(0): "learner"}, "the actor has two of three v6e-16 already"
+    some = [member("v6e-32", "learner"), member("v6e-16", "actor", 0, there=1)]
+    assert taken(take(some, *FOUR)) == {name(0): "learner", name(1): "learner"}
+    assert taken(take([*some, member("v6e-64", "judge")], *FOUR)) == {}, "all three never fit"
+
+
+def test_no_slices_go_for_a_group_of_which_one_job_would_lack_slices() -> None:
+    some = [member("v6e-32", "learner"), member("v6e-32", "second")]
+    joined = {one.name: FREE for one in FOUR[:3]} | {FOUR[3].name: BUSY}
+    assert taken(take(some, *FOUR, joined=joined)) == {}
+    assert len(taken(take(some, *FOUR))) == 4
+
+
+def test_group_keeps_its_idle_slices_from_its_own_jobs_and_takes_those_of_later_ones() -> None:
+    one = [member("v6e-32", "a"), member("v6e-16", "b", 0, there=2)]
+    assert taken(take(one, *FOUR)) == {name(0): "a", name(1): "a"}
+    later = WaitingGang("v6e-16", 0, "later", there=2)
+    assert len(taken(take([*one, later], *FOUR))) == 2
+    assert taken(take([later, *one], *FOUR)) == {}, "an earlier job keeps them"
+
+
+def test_nothing_is_requested_or_kept_for_a_group_that_could_never_be_whole() -> None:
+    some = [member("v6e-64", "a"), member("v6e-16", "b", 0, there=1)]
+    actions = take(some, FOUR[0], idle_s=600.0)
+    assert (creates(actions), deletes(actions)) == ([], [FOUR[0].name])
+    assert waits(actions) == ["the group rl can't start: its jobs need 80 chips at a time, of at most 64"]
+
+
+# -- the order ---------------------------------------------------------------------------------------------------------
 
 
 def test_gangs_are_served_in_their_order_whatever_their_types() -> None:
