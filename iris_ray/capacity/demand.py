@@ -148,7 +148,7 @@ def waiting_gangs(waits: Iterable[tuple[Job, PendingReason]], fleet: Fleet) -> l
             may_reserve = may_take and not group and is_whole and part is None and not has_own
             about = spec.job_id, -(-there // in_slice), waiting.kept, may_take, times, may_reserve
             reserved = ((), removes) if is_held else (removes, ())
-            gangs.append(WaitingGang(config.name, slices, *about, *reserved, group))
+            gangs.append(WaitingGang(config.name, slices, *about, *reserved, group=group))
     return _taking_nothing(gangs, hindered)
 
 

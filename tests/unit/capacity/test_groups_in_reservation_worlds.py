@@ -4,6 +4,8 @@ A group starts all or none of its jobs, so these must not wait for ever for idle
 are those of `test_lower_bands_worlds.py`.
 """
 
+from typing import Any
+
 import pytest
 
 from iris_ray.model.job_spec import JobSpec
@@ -25,14 +27,15 @@ class GroupWorld(World):
     def specs(self, name: str, *types: str) -> list[JobSpec]:
         ids = {f"{name}-{number}": tpu_type for number, tpu_type in enumerate(types)}
         self.length |= dict.fromkeys(ids, 5 * TURN_S)
-        return [gang_spec(i, tpu_type, user=name, priority=INTERACTIVE, **MANY) for i, tpu_type in ids.items()]
+        about: dict[str, Any] = {"user": name, "priority": INTERACTIVE, **MANY}
+        return [gang_spec(i, tpu_type, **about) for i, tpu_type in ids.items()]
 
     def group(self, name: str, *types: str) -> None:
         submit_group(self.cluster, *self.specs(name, *types), name=name)
 
     def single(self, job_id: str, tpu_type: str, slices: int = 1) -> None:
         self.length[job_id] = 5 * TURN_S
-        about = {"user": job_id, "priority": INTERACTIVE, **MANY}
+        about: dict[str, Any] = {"user": job_id, "priority": INTERACTIVE, **MANY}
         self.cluster.submit(job_id, tpu_type=tpu_type, slices=(slices,), **about)
 
     def turns(self, most: int) -> None:
