@@ -146,9 +146,9 @@ def waiting_gangs(waits: Iterable[tuple[Job, PendingReason]], fleet: Fleet) -> l
             is_behind = waiting.ahead > 0 and not is_held
             has_own = there > 0 or is_promised or waiting.protected is not None or is_behind
             may_reserve = may_take and not group and is_whole and part is None and not has_own
-            about = spec.job_id, -(-there // in_slice), waiting.kept, may_take, times, may_reserve
-            reserved = ((), removes) if is_held else (removes, ())
-            gangs.append(WaitingGang(config.name, slices, *about, *reserved, group=group))
+            about = config.name, slices, spec.job_id, -(-there // in_slice), waiting.kept, may_take, times, may_reserve
+            removes, holds = ((), removes) if is_held else (removes, ())
+            gangs.append(WaitingGang(*about, removes, holds, group))
     return _taking_nothing(gangs, hindered)
 
 
