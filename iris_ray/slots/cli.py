@@ -88,14 +88,16 @@ def of_models(command: Callable[..., None]) -> Callable[..., None]:
         with cluster():
             command(SlotClient.connect(name), **given)
 
-    return click.option("--name", default="slots", show_default=True, help="That of the SlotClient.")(called)
+    return click.option(
+        "--name", default="slots", show_default=True, help="The name under which the models are served."
+    )(called)
 
 
 @click.group("slots", cls=SuggestingGroup)
 def slots() -> None:
     """Models that are served: their slots, what waits for them, and why.
 
-    They are those of a SlotClient that was made with name="slots", or the name that --name gives.
+    They are those that `iris-ray serve` or a SlotClient serves under the name "slots", or under that of --name.
 
     \b
       iris-ray slots ls
@@ -132,8 +134,8 @@ def models(client: SlotClient, form: ListForm) -> None:
 def runners(client: SlotClient, form: ListForm) -> None:
     """Runners: the hosts, or slices, that hold slots, and what is free and in use on their devices.
 
-    FREE is the memory that slots have not booked. IN USE is the memory of all programs, as NVIDIA's driver reported it
-    in the last minute; on hosts for CPUs, that of slots.
+    FREE is the memory that slots have not booked. IN USE is the memory of all programs, as NVIDIA's driver, which is
+    asked once a minute, has reported it; on hosts for CPUs, that of slots. For TPU chips it is not known.
     """
     found = client.status()
     form.show([_runner(runner, found) for runner in found.runners], lambda one: one["runner"], _RUNNERS, _runner_row,
@@ -148,7 +150,9 @@ def runners(client: SlotClient, form: ListForm) -> None:
 def evict(client: SlotClient, slot: str, as_json: bool) -> None:
     """End a slot after its running requests.
 
-    Requests that still run after drain_s, a minute by default, are cut off. Repeatable requests run again.
+    Requests that still run after drain_s, a minute by default, are cut off. They run again if they may be repeated and
+    their callers have no part of the answer yet. Sessions end after their running calls. If the model then has fewer
+    slots than its replicas, or requests for it wait, it is loaded again.
     """
     client.evict(slot)
     if as_json:
@@ -162,7 +166,7 @@ def evict(client: SlotClient, slot: str, as_json: bool) -> None:
 @node_address_option
 @of_models
 def prewarm(client: SlotClient, model: str, as_json: bool) -> None:
-    """Load a model on every runner that has room for it now, and on each new one."""
+    """Load a model on every runner that lacks it, also on each new one, if nothing has to be evicted for it."""
     client.prewarm(model)
     if as_json:
         return print_json(Prewarmed(model=model))
@@ -191,7 +195,7 @@ GRACE_S = 30.0
 @click.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--dry-run", is_flag=True, help="Only check the file, and say where each model fits.")
-@list_options(list[FitOfModel], "with --dry-run, the models' names")
+@list_options(list[FitOfModel], "models' names")
 @node_address_option
 def serve(file: Path, dry_run: bool, form: ListForm) -> None:
     """Serve the models of a file as OpenAI's API, until Ctrl-C or SIGTERM.
@@ -202,7 +206,8 @@ def serve(file: Path, dry_run: bool, form: ListForm) -> None:
       kill -HUP PID                               # reads the file again
 
     docs/serving.md describes the file. A file that makes no sense is refused as a whole, also when it is read again:
-    then the models are served as before.
+    then the models are served as before. After SIGTERM, running requests may go on for 30 s; after Ctrl-C, for 2 s.
+    --json and --quiet are for --dry-run.
     """
     if not (dry_run or form.is_table):
         raise click.UsageError("--json and --quiet are for --dry-run.")

@@ -222,11 +222,12 @@ class SlotRow:
     Attributes:
         runner: its runner's id.
         devices: numbers of its devices.
-        memory: bytes on all devices together.
+        memory: bytes that it takes on all devices together; of a TPU chip, all that slots may use.
         state: such as "ready".
         active: the number of requests and sessions that have a seat.
         sessions: the number of sessions among these.
-        idle_s: seconds since a request last began or ended, or since the slot became ready; 0 while one runs.
+        idle_s: seconds since a request or session last began or ended, since the slot became ready or, before that,
+            since it was planned; 0 while a request or session has a seat.
         pid: the pid of its process, on a whole slice that on the first host; 0 before it has started.
     """
 
@@ -273,8 +274,9 @@ class SlotStatus:
     Attributes:
         runners: bytes of each device that no slot has booked, by runner.
         memory: bytes of each device that slots may use.
-        in_use: bytes that all programs use of each device, as NVIDIA's driver said about a minute ago at most; of a
-            host for CPUs, what slots use of it. Runners whose use is not known are missing.
+        in_use: bytes that all programs use of each device, as NVIDIA's driver, which is asked once a minute, said last;
+            of a host for CPUs, what slots use of it. Runners whose use is not known, such as those with TPU chips, are
+            missing.
     """
 
     runners: Mapping[str, tuple[int, ...]]

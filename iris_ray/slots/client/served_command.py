@@ -59,9 +59,10 @@ class ServedCommand:
     Args:
         command: its command line. It must have ``{port}``, the port at which it has to listen on 127.0.0.1. It may have
             ``{model}``, the model's name; ``{devices}``, the number of its devices; ``{memory}``, its bytes on each
-            (the most, if they differ); ``{share}``, the part that this is of each whole GPU (the least), which suits
-            vLLM's ``--gpu-memory-utilization``. On CPUs and TPU chips, and on hosts whose NVIDIA driver can't be asked,
-            as without nvidia-ml-py, it is the part of the memory that slots may use.
+            (the most, if they differ; all that slots may use of a TPU chip); ``{share}``, the part that this is of each
+            whole GPU (the least), which suits vLLM's ``--gpu-memory-utilization``. On CPUs and TPU chips, and on hosts
+            whose NVIDIA driver can't be asked, as without nvidia-ml-py, it is the part of the memory that slots may
+            use. Other braces are doubled.
         health: the path that answers with a status of 2xx once it can serve, and while it is well.
         memory: bytes on each device, by the number of devices. `SlotClient.register` may get others; it must get them
             if this is None.
@@ -108,7 +109,7 @@ class ProgramAnswer:
         status: the HTTP status.
         content_type: such as "application/json".
         body: the answer's bytes.
-        location: of a redirect, where it leads; a path if that is at the program itself. Redirects are not followed.
+        location: the target of a redirect; a path if that is at the program itself. Redirects are not followed.
     """
 
     status: int

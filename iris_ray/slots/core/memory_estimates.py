@@ -75,12 +75,15 @@ class GGUFModel:
 def read_gguf(file: BinaryIO, size: int) -> GGUFModel:
     """Read the head of a GGUF file.
 
+    Only the head is read. A last tensor that is cut off goes unnoticed.
+
     Args:
-        file: opened at its beginning; its weights are not read.
+        file: opened at its beginning, for reading bytes.
         size: bytes of the whole file.
 
     Raises:
-        InvalidSlotError: it is not a GGUF file of a known version, or it is damaged.
+        InvalidSlotError: it is not a GGUF file of a known version, its head is damaged, or its weights are cut off
+            before the last tensor.
     """
     reader = _GgufReader(file)
     if reader.take(4) != MAGIC:
@@ -225,7 +228,7 @@ def gguf_memory(
 
     Raises:
         InvalidSlotError: a number makes no sense, ``split`` is for a number of devices in ``degrees``, the file lacks a
-            fact that is needed, or it holds a part of a model.
+            fact that is needed, or holds only a part of a model.
     """
     degrees = _checked(degrees, context=context, concurrency=concurrency)
     require("split", split, SHARES, InvalidSlotError)
@@ -288,12 +291,12 @@ def vllm_memory(device_memory: int, utilisation: float, degrees: Iterable[int] =
 
 
 def split_memory(total: int, degrees: Iterable[int], beside: int = 0) -> dict[int, int]:
-    """Divide the bytes that a model needs in all evenly among its devices.
+    """Return the bytes on each device if a model's bytes are divided evenly among its devices.
 
     Args:
         total: the bytes to divide: weights and cache.
-        degrees: the numbers of devices among which it can be.
-        beside: bytes that each device needs on top, such as those of the process.
+        degrees: the numbers of devices among which it can be divided.
+        beside: further bytes that each device needs, such as those of the process.
 
     Raises:
         InvalidSlotError: a number makes no sense.

@@ -60,15 +60,16 @@ class ModelSpec:
             the most room; the process sees its devices in the order of these bytes. TPU chips are alike: each needs
             room for the largest. A number of devices that is missing is never tried.
         kind: the kind of device that it runs on.
-        runtime: the program that runs it, such as "vllm"; sets the default of ``concurrency``.
-        lora: the directory of an adapter, or "".
-        concurrency: requests that one slot serves at a time. None: 256 for "vllm", 64 for "program", 2 for "ollama",
-            else 1.
-        constraints: what its runners' attributes must satisfy.
+        runtime: the program that runs it, such as "vllm". It only sets the default of ``concurrency``.
+        lora: the directory of an adapter, or "". It only tells slots apart; the class gets its adapter by its
+            arguments.
+        concurrency: requests that one slot serves at a time, 2,000 at most. None: 256 if ``runtime`` is "vllm", 64 for
+            "program" (the default of a `ServedCommand`), 2 for "ollama", else 1.
+        constraints: conditions that its runners' attributes must satisfy.
         load_s: seconds for which it may load before the load counts as failed; None: `ServingPolicy.load_s`. For a
             `ServedCommand`, the default is 30 s more than its own ``load_s``.
-        idle_s: seconds after which an idle slot of it ends though nobody needs its memory; infinity: never; None:
-            `ServingPolicy.idle_s`.
+        idle_s: seconds after which an idle slot of it ends even if no other slot needs its memory, replicas excepted;
+            infinity: never; None: `ServingPolicy.idle_s`.
         group: a runner has slots of one model of a group at a time. "": of no group.
         alone: whether a runner with a slot of it has slots of no other model.
 

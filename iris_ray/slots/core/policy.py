@@ -28,10 +28,11 @@ class PlacementPolicy:
     """How slots are placed and evicted.
 
     Args:
-        stale_at: a function that says when an idle slot becomes stale. A stale slot may be evicted for a model that
-            needs its memory. It is called with the runner's id and the time when the slot was last active, and returns
-            a time; both in seconds on the same clock. By default a slot is stale after 10 idle seconds. If the function
-            raises or returns NaN, the slot is not stale.
+        stale_at: a function that says when an idle slot becomes stale. A stale slot that is not a replica may be
+            evicted for a model that needs its memory. A slot that is not stale gives way only to a request that has
+            waited for `ServingPolicy.ageing_s`. The function is called with the runner's id and the time when the slot
+            was last active, and returns a time; both in seconds on the same clock. By default a slot is stale after 10
+            idle seconds. If the function raises or returns NaN, the slot is not stale.
         min_residency_s: seconds for which a slot is not evicted for other models after it became ready.
         spread_before_evicting: split a model over several free devices rather than evict a slot to make room on one.
     """
