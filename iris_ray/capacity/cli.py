@@ -62,7 +62,12 @@ class ProvisionerLine(TypedDict):
     show_default=True,
     help="The number of slices of each type to keep, whether jobs need them or not.",
 )
-@click.option("--max", "most", type=click.IntRange(1), help="The largest number of slices of each type.")
+@click.option(
+    "--max",
+    "most",
+    type=click.IntRange(1),
+    help="The largest number of slices of each type. Required without --budget.",
+)
 @click.option(
     "--budget",
     type=click.IntRange(1),
@@ -106,7 +111,7 @@ class ProvisionerLine(TypedDict):
     "--flex-start",
     "max_run_s",
     type=Duration(600, 7 * DAY_S),
-    help=f"Request slices that Google queues, and ends after this time; with --api {COMPUTE_ENGINE}.",
+    help=f"Request slices that Google queues, and ends after this time, 10m to 7d; with --api {COMPUTE_ENGINE}.",
 )
 @click.option(
     "--max-wait",
@@ -114,7 +119,7 @@ class ProvisionerLine(TypedDict):
     type=Duration(30),
     default="15m",
     show_default=True,
-    help="How long a request may wait before the next reservation or location is asked instead.",
+    help="How long a request may wait before another reservation or location that has room is asked instead.",
 )
 @click.option("--docker-image", metavar="IMAGE", help="Run Ray on each host in a container of this image.")
 @click.option(
@@ -124,7 +129,13 @@ class ProvisionerLine(TypedDict):
     help=f"A script to run on each host; {HEAD_MARK} in it becomes the head's address. No secrets: everybody in the"
     " project can read it.  [default: one that runs ray start]",
 )
-@click.option("--show-startup-script", "show_script", is_flag=True, help="Print the start-up script and exit.")
+@click.option(
+    "--show-startup-script",
+    "show_script",
+    is_flag=True,
+    help=f"Print the start-up script and exit. If it has {HEAD_MARK}, as the default one does, give --head,"
+    " --address or $RAY_ADDRESS.",
+)
 @click.option(
     "--head", metavar="HOST:PORT", help="The address at which hosts join the cluster.  [default: the cluster's address]"
 )
@@ -156,7 +167,8 @@ class ProvisionerLine(TypedDict):
     type=Duration(),
     default="10m",
     show_default=True,
-    help="How long a slice must be idle before it is deleted.",
+    help="How long a slice must be idle before it is deleted; a minute at most if a job on another type needs its"
+    " chips.",
 )
 @click.option(
     "--every",
@@ -210,6 +222,10 @@ def provision(
 
     This runs until you end it; its slices stay. It only touches slices that a provisioner of its --name has made. Try
     it with --dry-run first.
+
+    It also deletes slices that have failed, have lost hosts for minutes or never join the cluster. If --budget, or the
+    chips of a reservation or location, leave no room for a waiting job, slices of other types are deleted for it: idle
+    ones or, if you are an operator, slices that jobs of lower bands have to leave. docs/provisioner.md has the rules.
 
     \b
       iris-ray cluster provision --tpu v6e-16 --max 4 --spot --runtime-version v2-alpha-tpuv6e --dry-run

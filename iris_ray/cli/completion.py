@@ -65,7 +65,7 @@ slices = _of_cluster("host", "ls")
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print what makes a shell complete commands, options, TPU types, jobs and slices.
+    """Print the script with which a shell completes commands, options, TPU types, jobs and slices.
 
     \b
       eval "$(iris-ray completion bash)"      in ~/.bashrc; zsh likewise in ~/.zshrc

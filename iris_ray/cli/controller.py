@@ -144,7 +144,12 @@ def stop(yes: bool, as_json: bool) -> None:
 
 
 @click.command()
-@click.option("--dry-run", is_flag=True, help="Only say whether the version that is installed here could replace it.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Only say whether the version that is installed here could replace it; the version on the head is"
+    " not checked.",
+)
 @json_option(ControllerNow)
 @node_address_option
 def upgrade(dry_run: bool, as_json: bool) -> None:

@@ -63,8 +63,8 @@ def wait(jobs: tuple[str, ...], first: bool, timeout: float | None, as_json: boo
       iris-ray wait train-5e6f7a8b --timeout 12h
       iris-ray wait --any train-5e6f7a8b train-9c0d1e2f
 
-    With --any, only jobs that have ended count. Ctrl-C ends the wait and leaves the jobs alone. It goes on when the
-    Controller is replaced.
+    With --any, only jobs that have ended count. Ctrl-C ends the wait and leaves the jobs alone. When the Controller is
+    gone, the command waits for the next one, for five minutes.
     """
     with cluster():
         over, ends = _wait(ControllerConnection(), list(dict.fromkeys(jobs)), first, timeout)

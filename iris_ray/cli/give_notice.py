@@ -77,7 +77,8 @@ def give_notice(target: str, seconds: float, reason: str | None, as_json: bool) 
 
     Their gangs save and continue elsewhere, as after a notice from the cloud. This is final: the hosts take no more
     jobs until Ray is restarted on them. Only operators may do this, except with `here`. The command ends nothing, and
-    `here` needs no Controller. The exit code is 1 if tasks are still there at the end, or if Ray does not drain a host.
+    `here` needs no Controller. The exit code is 1 if tasks are still there at the end or can't be seen, or if Ray does
+    not drain a host.
     """
     deadline, why = time.time() + seconds, reason or "iris-ray host give-notice"
     tell = _tell_here if target == HERE else partial(_tell_others, target)

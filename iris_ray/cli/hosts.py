@@ -29,7 +29,7 @@ _HOST_HEADERS = ("SLICE", "HOST", "ADDRESS", "NODE", "CHIPS", "GPUS", "JOB", "NO
 @click.command()
 @click.argument("slice_name", metavar="[SLICE]", required=False, shell_complete=complete_slices)
 @click.option("--hosts", "by_host", is_flag=True, help="A line for each host.")
-@list_options(list[SliceView], "names of slices (with --hosts: of hosts)")
+@list_options(list[SliceView], "names of slices (with --hosts or SLICE: of hosts)")
 @address_option
 def ls(slice_name: str | None, by_host: bool, form: ListForm) -> None:
     """Slices and hosts: complete or not, free or busy, and why not.

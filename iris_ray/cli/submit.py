@@ -78,7 +78,8 @@ class SubmittedRun(TypedDict):
 @click.option("--ray-job", is_flag=True, help="Run the script itself on the cluster, by Ray's job API.")
 @click.option("--run-id", metavar="ID", help="What to call the job of Ray's API; a number is added if it is taken.")
 @click.option("--exclude", "excludes", multiple=True, metavar="PATTERN",
-              help="Files of the directory not to send to a dashboard, as in .gitignore; repeatable.")  # fmt: skip
+              help="Files of the directory not to send to a dashboard, as in .gitignore; with --ray-job or"
+              " --working-dir. Repeatable.")  # fmt: skip
 @click.option("--env-file", metavar="FILE",
               help="A file of variables for Ray's job API, NAME=VALUE on each line, such as secrets.")  # fmt: skip
 @json_option(Submitted | SubmittedRun)
@@ -114,9 +115,9 @@ def submit(
     does not go with --follow.
 
     Without --tpu the tasks run on any host that has what they need. With --group-by they are a gang: they start
-    together, each on a host of its own, and again together after a loss. On slices there is one task on every host,
-    with all its chips, and --cpu and --memory-gb are of each. ARGUMENTS are the script's sys.argv[1:], or strings for
-    the function.
+    together, each on a host of its own, and again together after a loss. On slices there is one task on every host by
+    default, with all its chips, and --cpu and --memory-gb are of each. ARGUMENTS are the script's sys.argv[1:], or
+    strings for the function.
 
     From a machine that can reach nothing but the dashboard, give the dashboard's address. The current directory is
     sent, without files that git ignores and files that look like secrets; with --working-dir, that directory, without

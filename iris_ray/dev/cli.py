@@ -59,7 +59,7 @@ def dev() -> None:
 
     \b
       iris-ray dev hold v4-32 --name mine              holds a v4-32, and says when it is there
-      iris-ray dev run mine -- python train.py         what changed travels; runs on all hosts; prints what they print
+      iris-ray dev run mine -- python train.py         sends what has changed, runs it on all hosts, prints its output
       iris-ray dev ls                                  what you hold
       iris-ray dev stop mine                           gives it back, as does an hour without a run
     """
@@ -118,9 +118,9 @@ class GivenBack(TypedDict):
 @click.option("--idle", type=Duration(60.0), default="1h", show_default=True,
               help="The slices are given back when nothing has run on them for this time.")  # fmt: skip
 @click.option("--at-most", type=Duration(36.0), default="12h", show_default=True,
-              help="They are given back after this time in any case.")  # fmt: skip
+              help="They are given back this long after the job first had them, used or not.")  # fmt: skip
 @click.option("--preload", multiple=True, default=("jax",), show_default=True, metavar="MODULE",
-              help="A module that is imported ahead, if the hosts have it; repeatable.")  # fmt: skip
+              help="A module to import ahead, if the hosts have it; repeatable.")  # fmt: skip
 @json_option(HeldSlices)
 @address_option
 def hold(
@@ -170,7 +170,7 @@ def hold(
 @ENV
 @address_option
 def run(name: str, command: tuple[str, ...], env: dict[str, str]) -> None:
-    """Send what changed of the current directory to all held hosts, run a program there, and print what it prints.
+    """Send what has changed in the current directory to all held hosts, run a program there, and print its output.
 
     \b
       iris-ray dev run mine -- python train.py --steps 10
@@ -178,9 +178,11 @@ def run(name: str, command: tuple[str, ...], env: dict[str, str]) -> None:
       iris-ray dev run mine --env LIBTPU_INIT_ARGS=… -- python train.py
       iris-ray dev run mine -- sh -c 'ls *.log'
 
-    The program has the environment that a task has, with all chips; iris_ray.jax.initialize() joins all hosts. What
-    .gitignore names stays here, and so do files that look like secrets, files above 64 MB, and links out of the
-    directory; a line says so. `python` starts in a process that has imported --preload already.
+    The program has the environment that a task has, with all chips; iris_ray.jax.initialize() joins all hosts. Files
+    that git ignores stay here, and so do caches and virtual environments, such as __pycache__ and .venv. Files that
+    look like secrets, files above 64 MB and links out of the directory stay as well, and a line names them. `python
+    SCRIPT`, -m and -c run in a fork of a process that has imported --preload already; not with other flags of Python,
+    and not if --env has a variable that acts when a process starts, such as JAX_… or PYTHON….
 
     Ctrl-C ends it everywhere; nothing of it is left. If a program fails, the others are ended, and its exit code is
     that of this command.

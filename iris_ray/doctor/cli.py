@@ -42,10 +42,11 @@ from iris_ray.errors import ControllerUnavailableError, IrisError, VersionMismat
 def doctor(as_json: bool) -> None:
     """Check this machine, the cluster and each of its TPU hosts; say what to do.
 
-    On this machine: versions, user, ports, metadata server, credentials. In the cluster: labels, slices, Controller,
-    the memory of Ray's GCS, the cleaning of disks. On every TPU host that Ray is not draining, all at once and for half
-    a minute at most: which processes hold its chips or libtpu's lock, its disks, the metadata server, versions. Hosts
-    that do not answer are named.
+    On this machine: versions, user, ports, metadata server, credentials, chips. In the cluster: labels, slices, closed
+    hosts, the Controller and its services, the memory of Ray's GCS, the cleaning of disks. On every TPU host that Ray
+    is not draining, all at once and for half a minute at most: which processes hold its chips although no Ray task has
+    claimed them, libtpu's lock file, disks, locked memory, the metadata server, versions. Hosts that do not answer are
+    named.
 
     The exit code is 1 if a finding is an ERROR, 3 without a cluster. This command changes nothing. With the URL of a
     dashboard, the head runs it, and "this machine" is the head.

@@ -188,7 +188,11 @@ _FILTERS = {"JOB": (), "--sql": (), "--events": ("since", "until"), "--utilisati
 @click.command()
 @click.argument("job", required=False)
 @click.option("--user", metavar="NAME", help="Only jobs of this user.")
-@click.option("--since", type=Time(), help="Only what was there since then.")
+@click.option(
+    "--since",
+    type=Time(),
+    help="Only what was there since then; a time less than an hour ago may leave out jobs that run.",
+)
 @click.option("--until", type=Time(), help="Only what was there before.")
 @click.option("--state", type=click.Choice([*(state.value for state in JobState), "lost"]), help="Only in this state.")
 @click.option(
@@ -196,11 +200,22 @@ _FILTERS = {"JOB": (), "--sql": (), "--events": ("since", "until"), "--utilisati
     type=click.Choice([cause.value for cause in FailureCause]),
     help="Only jobs with an attempt that ended so.",
 )
-@tpu_option("Only jobs on slices of this type.")
+@tpu_option("Only jobs on slices of this type; with --utilisation, only chips of it.")
 @click.option("--name", metavar="TEXT", help="Only jobs with this text in their name or id.")
-@click.option("--limit", type=click.IntRange(1, MOST_ROWS_EVER), default=50, show_default=True, help="The most rows.")
-@click.option("--sql", metavar="STATEMENT", help="The rows of any SELECT; docs/history.md lists the tables.")
-@click.option("--events", is_flag=True, help="Hosts that were lost or blamed, notices, taints, settings, limits.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, MOST_ROWS_EVER),
+    default=50,
+    show_default=True,
+    help="The largest number of rows; JOB and --utilisation ignore it.",
+)
+@click.option("--sql", metavar="STATEMENT", help="The rows of a SELECT; docs/history.md lists the tables.")
+@click.option(
+    "--events",
+    is_flag=True,
+    help="Hosts that joined or were lost, silent or blamed; notices, taints, settings, limits, and starts of"
+    " the Controller.",
+)
 @click.option("--utilisation", is_flag=True, help="Chips in use, and what waited, over time.")
 @file_option
 @list_options(list[Columns] | WholeJob | UsedChips, "jobs' ids")
@@ -219,7 +234,8 @@ def history(
       iris-ray history --sql "SELECT user, count(*) FROM jobs GROUP BY user"
       iris-ray history --file /mnt/backup/history.sqlite
 
-    The Controller keeps it in a file on the head that outlives the cluster, unless the cluster setting history is off.
+    The Controller keeps them in a file on the head, which outlives the cluster, unless the cluster setting history is
+    off.
     """
     chosen = [name for name, given in zip(_FILTERS, (job, sql, events, utilisation), strict=True) if given]
     if len(chosen) > 1:
@@ -379,7 +395,8 @@ def report(month: datetime, by: str, path: Path | None, as_json: bool) -> None:
       iris-ray report --month 2026-11 --by team
       iris-ray report --month 2026-11 --json
 
-    From the history, so jobs count that the Controller has forgotten; of jobs that run, the part in the month.
+    It is made from the history, so it includes jobs that the Controller has forgotten. Of each job, only its time in
+    the month counts.
     """
     end = _end(month)
     days = f"{month:%Y-%m-%d}", f"{end:%Y-%m-%d}"

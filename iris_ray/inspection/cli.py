@@ -146,8 +146,8 @@ def profile(
 ) -> None:
     """Where the time of a task goes: a picture of its Python functions, and those of its child processes.
 
-    py-spy looks into the task on its host a hundred times a second; the task goes on meanwhile. With --xprof it is
-    JAX's own profiler in the task's process that looks: at XLA's operations on the host and on the chips.
+    py-spy looks into the task on its host a hundred times a second; the task goes on meanwhile. With --xprof, JAX's own
+    profiler in the task's process records XLA's operations on the host and on the chips.
 
     \b
       iris-ray job profile train-1a2b3c4d 0                                   writes train-1a2b3c4d-0.svg

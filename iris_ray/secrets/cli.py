@@ -65,9 +65,23 @@ class SecretRemoved(TypedDict):
 @secrets.command("set")
 @click.argument("name")
 @click.argument("rest", nargs=-1, metavar="")
-@click.option("--from-file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Its text.")
-@click.option("--user", "users", multiple=True, metavar="USER", help="Only for jobs of this user. Repeatable.")
-@click.option("--team", "teams", multiple=True, metavar="TEAM", help="Only for jobs of this team. Repeatable.")
+@click.option(
+    "--from-file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="A file with the value."
+)
+@click.option(
+    "--user",
+    "users",
+    multiple=True,
+    metavar="USER",
+    help="Only for jobs of these users, and of the teams of --team. Repeatable.",
+)
+@click.option(
+    "--team",
+    "teams",
+    multiple=True,
+    metavar="TEAM",
+    help="Only for jobs of these teams and their parts, and of the users of --user. Repeatable.",
+)
 @json_option(SecretSet)
 @node_address_option
 def set_(

@@ -40,23 +40,25 @@ class NotAsExpected(Exception):
 @click.option("--num-slices", "slices", type=click.IntRange(1), default=1, show_default=True, metavar="N",
               help="2 or more also tries a program across slices.")  # fmt: skip
 @click.option("--await-notice", type=Duration(), default="0",
-              help="Wait this long for a notice of Google's, while you have one sent.")  # fmt: skip
+              help="Wait this long for a notice from Google, while you have one sent.")  # fmt: skip
 @click.option("--timeout", type=Duration(above=True), default="10m", show_default=True,
-              help="How long a step may wait for its slices.")  # fmt: skip
+              help="How long each job of a step may wait for its slices.")  # fmt: skip
 @json_option(list[Finding])
 @node_address_option
 def selftest(tpu_type: str, slices: int, await_notice: float, timeout: float, as_json: bool) -> None:
-    """Try on real TPU slices what can't be tried without: a report of some minutes' work.
+    """Test iris_ray on real TPU slices, and report what was found. This takes some minutes.
 
     \b
       iris-ray cluster selftest --tpu v4-8
       iris-ray cluster selftest --tpu v5litepod-16 --num-slices 2
       iris-ray cluster selftest --tpu v4-8 --await-notice 10m
 
-    Small jobs start on the slices, see their chips with JAX, start again on warm slices, crash, go on from a state in
-    memory and leave processes behind. Each step reports its finding and its time. The exit code is 1 if one
-    found an ERROR. If something is wrong, send us the output with --json. Apart from error messages and the reason of a
-    notice, it has only versions, names of slices, kinds, numbers and shapes of chips and tasks, sizes and times.
+    Small jobs start on the slices, see their chips with JAX, start again on warm slices, compute the same on all chips,
+    crash, go on from a state in memory, leave processes behind, and run side by side on parts of a slice if its type
+    has parts. Each step reports its finding and its time; if the first one finds an ERROR, the others are left out. The
+    exit code is 1 if one found an ERROR. If something is wrong, send us the output with --json. Apart from error
+    messages and the reason of a notice, it has only versions, names of slices, kinds, numbers and shapes of chips and
+    tasks, sizes and times.
     """
     config = get_tpu_config(tpu_type)
     findings = []

@@ -65,10 +65,10 @@ def show(team: str | None, as_toml: bool, form: ListForm) -> None:
       iris-ray team show research                 research and its parts
       iris-ray team show --toml | tee teams.toml
 
-    QUOTA of a team includes its parts'. BORROWED is its use beyond the quota, which is not counted for jobs without a
-    team, and LENT the part that others use of the quota. RUNNING and WAITING count its own jobs only, without its
-    parts'. SHARE is the largest share of any resource of the cluster that it holds now and has held in the past hours,
-    1 for the whole cluster during an hour.
+    QUOTA and USED of a team include its parts'. BORROWED is its use beyond the quota, which is not counted for jobs
+    without a team; LENT is the part of the quota that others use. RUNNING and WAITING count its own jobs only, without
+    its parts'. SHARE is for the resource of which it has most: the share of the cluster that it holds now, plus what it
+    held in the past hours, 1 for the whole cluster during an hour; older hours count less.
     """
     if as_toml and (not form.is_table or team is not None):
         raise click.UsageError("--toml prints the file of all teams; leave out TEAM, --json and --quiet.")
@@ -171,7 +171,8 @@ def apply(file: Path, dry_run: bool, yes: bool, as_json: bool) -> None:
 
     The difference is shown first, and on a terminal the command asks. Running jobs continue, even beyond a new quota.
     If the file has the version that `show --toml` writes, and the teams have changed since, it is refused. A file of
-    `show --toml` that you have not edited is not: it restores the teams of its version. Only operators may do this.
+    `show --toml` that you have not edited is not: it restores the teams of its version. Only operators may do this;
+    --dry-run is for everybody.
     """
     from iris_ray.client.connection import current_user
 

@@ -30,7 +30,7 @@ _HEADERS = ("USER", "BAND", "CHIPS", "RUNNING JOBS", "QUEUED JOBS", "TASKS", "NO
 @list_options(list[LimitStatus], "users")
 @address_option
 def limits(user: str | None, priority: str | None, reset: bool, form: ListForm, **numbers: Any) -> None:
-    """How much each user has and may have, in each band; or set it for USER, or for "everybody".
+    """Show how much each user has and may have in each band, or set limits for USER, or for "everybody".
 
     \b
       iris-ray cluster limits
@@ -38,8 +38,9 @@ def limits(user: str | None, priority: str | None, reset: bool, form: ListForm, 
       iris-ray cluster limits everybody --running-jobs 20
       iris-ray cluster limits ann --reset
 
-    Running jobs continue, even beyond a new limit. Limits last until --reset, also after a restart of the Controller.
-    Only operators may set them.
+    A limit holds in each band by itself: --chips 256 without --priority allows 256 chips in each of the bands. Running
+    jobs continue, even beyond a new limit. Limits last until --reset, also after a restart of the Controller. Only
+    operators may set them.
     """
     from iris_ray.client.connection import current_user
 
