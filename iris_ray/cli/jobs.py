@@ -146,7 +146,8 @@ def events(job: str, as_json: bool) -> None:
     \b
       iris-ray job events train-1a2b3c4d
 
-    JOB is an id that `iris-ray ls --all` shows. Of each gang, the present attempt and the five before it are known.
+    JOB is an id that `iris-ray ls --all` shows. Of each gang, the present attempt and the five before it are known. The
+    latest 500 events are shown.
     """
     with cluster():
         found = ControllerConnection().ask(ControllerInterface.job_events, job)

@@ -68,12 +68,18 @@ class SubmittedRun(TypedDict):
     type=click.FloatRange(0),
     default=0.0,
     metavar="N",
-    help="CPUs of each task.  [default: 1 without --tpu and --gpu]",
+    help="CPUs of each task.  [default: 1 without --tpu, --gpu and --memory-gb, else 0]",
 )
 @click.option(
     "--gpu", type=click.IntRange(0), default=0, metavar="N", help="GPUs of each task, which it has to itself."
 )
-@click.option("--memory-gb", type=click.FloatRange(0), default=0.0, metavar="N", help="Memory of each task.")
+@click.option(
+    "--memory-gb",
+    type=click.FloatRange(0),
+    default=0.0,
+    metavar="N",
+    help="Memory that each task reserves, in gigabytes (10^9 bytes); it may use more.",
+)
 @click.option("--follow", "-f", is_flag=True, help="Stay, and print its tasks' output until it ends.")
 @click.option("--ray-job", is_flag=True, help="Run the script itself on the cluster, by Ray's job API.")
 @click.option("--run-id", metavar="ID", help="What to call the job of Ray's API; a number is added if it is taken.")

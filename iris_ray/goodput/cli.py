@@ -43,7 +43,7 @@ class GoodputOfAll(TypedDict):
 @click.argument("job", required=False, shell_complete=all_jobs)
 @click.option("--user", metavar="NAME", help="The jobs of this user, one by one.")
 @click.option("--by", type=click.Choice(("user", "team")), default="user", show_default=True, help="Sums by which.")
-@click.option("--since", type=Time(), help="Jobs that ran since then.")
+@click.option("--since", type=Time(), help="Jobs that had not ended before then, with all their time.")
 @click.option("--csv", "as_csv", is_flag=True, help="One line of comma-separated values for each job and kind of time.")
 @click.option("--failures", is_flag=True, help="With --csv: one line for each job and cause of failures instead.")
 @json_option(JobGoodput | GoodputOfAll)

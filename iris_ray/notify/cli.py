@@ -53,7 +53,10 @@ def _row(one: Notification) -> tuple[str, ...]:
 @json_option(Tested)
 @address_option
 def test(destination: str, as_json: bool) -> None:
-    """Send a test to DESTINATION, such as slack:TEAM_HOOK, once, and say whether the receiver has taken it."""
+    """Send a test to DESTINATION, such as slack:TEAM_HOOK, once, and say whether the receiver has taken it.
+
+    The exit code is 1 if it has not.
+    """
     from iris_ray.client.connection import current_user
 
     parse_destination(destination)

@@ -134,8 +134,8 @@ def models(client: SlotClient, form: ListForm) -> None:
 def runners(client: SlotClient, form: ListForm) -> None:
     """Runners: the hosts, or slices, that hold slots, and what is free and in use on their devices.
 
-    FREE is the memory that slots have not booked. IN USE is the memory of all programs, as NVIDIA's driver, which is
-    asked once a minute, has reported it; on hosts for CPUs, that of slots. For TPU chips it is not known.
+    FREE is the memory that slots have not booked. IN USE is the memory that all programs use, as NVIDIA's driver last
+    reported it (it is asked once a minute); on hosts for CPUs, that of slots; for TPU chips it is not known.
     """
     found = client.status()
     form.show([_runner(runner, found) for runner in found.runners], lambda one: one["runner"], _RUNNERS, _runner_row,

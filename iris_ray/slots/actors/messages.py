@@ -274,9 +274,9 @@ class SlotStatus:
     Attributes:
         runners: bytes of each device that no slot has booked, by runner.
         memory: bytes of each device that slots may use.
-        in_use: bytes that all programs use of each device, as NVIDIA's driver, which is asked once a minute, said last;
-            of a host for CPUs, what slots use of it. Runners whose use is not known, such as those with TPU chips, are
-            missing.
+        in_use: bytes that all programs use of each device, as NVIDIA's driver last reported them (it is asked once a
+            minute); of a host for CPUs, the bytes that slots use. Runners whose use is not known, such as those with
+            TPU chips, are missing.
     """
 
     runners: Mapping[str, tuple[int, ...]]
