@@ -63,8 +63,8 @@ def goodput(
     Below is what failures cost: the time of the steps that were done again, and all the time until the next new step.
 
     Goodput is the productive share of the time since user code began, as Google's ml-goodput-measurement defines it.
-    Jobs whose tasks call iris_ray.heartbeat(step) have one. Of finished jobs before the latest 1000, only sums by
-    user and team are known.
+    Only jobs that are one gang are measured, and those whose tasks call iris_ray.heartbeat(step) have a goodput. Of
+    finished jobs before the latest 1000, only sums by user and team are known.
     """
     if as_csv and as_json:
         raise click.UsageError("give --csv or --json, not both.")

@@ -187,10 +187,11 @@ def import_(file: Path, env_file: str | None, jobs_only: bool, as_json: bool) ->
       iris-ray cluster controller import queue.jsonl --jobs-only --env-file secrets.env
 
     The Controller must be empty, except with --jobs-only, and is started if none runs. Settings that are set here
-    already stay. The jobs enter the queue in their old order, under their old ids, with the rest of their budgets; jobs
-    that ran begin another attempt, and continue from their own checkpoints. The command names jobs that can't be
-    imported; the jobs of a group are imported together or not at all. --jobs-only submits the rest, after an
-    interruption or with the missing variables.
+    already stay. The jobs enter the queue in their old order, under their old ids, with the rest of their budgets (jobs
+    of several gangs, such as independent tasks, with all their retries); jobs that ran begin another attempt, and
+    continue from their own checkpoints. The command names jobs that can't be imported; the jobs of a group are imported
+    together or not at all. --jobs-only submits the rest, after an interruption or with the missing variables. Only
+    operators may do this without --jobs-only.
     """
     from iris_ray.client.connection import current_user
     from iris_ray.client.remote_options import read_env_file

@@ -102,7 +102,7 @@ def logs(
     The output of one task is printed as it is; that of several tasks, at a limited rate. While the job waits, -f says
     why. When the Controller is gone, -f waits for the next one, for five minutes. Ctrl-C ends -f and leaves the job
     alone. --grep ends with code 1 if no line matches. Times are in the time zone of this machine, and may be a second
-    early, or three in the log of a day: docs/logs.md.
+    early, or three if the task has printed without a pause for a day: docs/logs.md.
     """
     if pattern is None and context is not None:
         raise click.UsageError("--context is for --grep.")
