@@ -143,8 +143,6 @@ class RunningPart(Generic[Event]):
             self._broken = asyncio.get_running_loop().create_future()
             try:
                 await self._run_once(self._broken)
-            except GeneratorExit:  # the process ends, and its event loop is gone
-                raise
             except BaseException as error:
                 if (task := asyncio.current_task()) is not None and task.cancelling():
                     raise
