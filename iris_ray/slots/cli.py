@@ -191,7 +191,7 @@ GRACE_S = 30.0
 @click.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--dry-run", is_flag=True, help="Only check the file, and say where each model fits.")
-@list_options(list[FitOfModel], "with --dry-run, the models' names")
+@list_options(list[FitOfModel], "models' names (with --dry-run)")
 @node_address_option
 def serve(file: Path, dry_run: bool, form: ListForm) -> None:
     """Serve the models of a file as OpenAI's API, until Ctrl-C or SIGTERM.
