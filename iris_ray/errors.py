@@ -276,7 +276,7 @@ class TaskCrashedError(IrisError, RuntimeError):
 
 
 class TaskOutOfMemoryError(TaskCrashedError):
-    """iris_ray, the kernel or Ray killed a task process because its host's memory was used up."""
+    """A host's memory was used up: iris_ray, the kernel or Ray killed a task process, or Ray iris_ray's own there."""
 
 
 class RemoteUserError(IrisError, RuntimeError):

@@ -78,7 +78,8 @@ DASHBOARD_TOKEN = Variable(
 CODE = Variable(
     "IRIS_RAY_CODE",
     "command line",
-    "0: `iris-ray run` and `submit` [don't send your checkout](running.md#how-your-code-reaches-the-hosts)",
+    "0: `iris-ray run` and `submit` [don't send your checkout](running.md#how-your-code-reaches-the-hosts), except to"
+    " the URL of a dashboard",
     lambda text: text != "0",
 )
 DEBUG = Variable("IRIS_DEBUG", "command line", "1: print tracebacks of unexpected errors", lambda text: text != "0")

@@ -14,7 +14,7 @@ from iris_ray.actors.protocol.status import JobStatus
 from iris_ray.cli.address import address_option, cluster, dashboard_address
 from iris_ray.cli.options import tpu_option
 from iris_ray.cli.output import ListForm, list_options
-from iris_ray.cli.printing import duration, format_table, state_in_words, terminal_width
+from iris_ray.cli.printing import counted, duration, format_table, state_in_words, terminal_width
 from iris_ray.errors import ControllerUnavailableError
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.topology import get_tpu_config
@@ -57,7 +57,7 @@ class Filter:
         which = f" of {self.user}" if self.user else ""
         which += f" in team {self.team}" if self.team else ""
         which += f" on {self.tpu_type}" if self.tpu_type else ""
-        return f"no {kind}jobs{which}" + (f"; {jobs} others (--all)" if jobs and not self.finished else "")
+        return f"no {kind}jobs{which}" + (f"; {counted(jobs, 'other')} (--all)" if jobs and not self.finished else "")
 
 
 @click.command()

@@ -33,7 +33,9 @@ from iris_ray.scheduler.pending_reason import PendingReason
 @click.command()
 @click.argument("job", shell_complete=all_jobs)
 @click.option(
-    "--difference", is_flag=True, help="Only its code's difference from the commit; large binary files are only named."
+    "--difference",
+    is_flag=True,
+    help="Only its code's difference from the commit; a large one only names binary files.",
 )
 @json_option(lambda: JobStatus | module_of("remote", "ray_jobs").RayJobStatus)
 @address_option

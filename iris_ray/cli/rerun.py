@@ -48,7 +48,7 @@ class TypedCommand:
         own = list(self.words)
         end = own.index("--") if "--" in own else len(own)
         after = own[end + 1 :] if arguments is None else list(arguments)
-        anew = {word.removeprefix("--env=").removeprefix("-e").partition("=")[0] for word in flags}
+        anew = set(_variables(flags))
         kept = [place for place in range(end) if not (own[place - 1] in _ENV and own[place] in anew)]
         kept = [place for place in kept if not (own[place] in _ENV and place + 1 not in kept)]
         more = list(_without_flags(self.command, own[:end]))[1:]  # after the script or function
@@ -59,6 +59,15 @@ class TypedCommand:
         if arguments is not None:
             kept = [place for place in kept if place not in more]
         return [*(own[place] for place in kept), *flags, *(["--", *after] if after else [])]
+
+
+def _variables(words: Sequence[str]) -> Iterator[str]:
+    """Yield the names of the environment variables that some flags set."""
+    for before, word in zip(("", *words), words, strict=False):
+        if before in _ENV:
+            yield word.partition("=")[0]
+        elif word.startswith("--env=") or (word.startswith("-e") and not word.startswith("--")):
+            yield word.removeprefix("--env=").removeprefix("-e").partition("=")[0]
 
 
 def _is_type(word: str) -> bool:

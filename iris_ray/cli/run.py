@@ -66,6 +66,7 @@ def run(target: str, second: str | None, arguments: tuple[str, ...], flags: JobF
     code = sent_code(flags.working_dir) if where is None else SentDirectory(flags.working_dir)
     task, called = as_task(found, arguments, flags.env, not code.travels)
     from iris_ray.client.caller_pool import pool_of_this_process
+    from iris_ray.client.children import say_if_it_runs_once
     from iris_ray.client.job_request import make_pod_request
     from iris_ray.client.run_on_pod import run_request
 
@@ -79,6 +80,7 @@ def run(target: str, second: str | None, arguments: tuple[str, ...], flags: JobF
             results = run_request(request, where)
     else:
         with cluster(show_logs=True, name_it=True, sends=code.for_ray()):
+            say_if_it_runs_once(request.spec)
             ref, _ = pool_of_this_process.submit(request)
             code.keep(request.spec.job_id)
             remember_command(request.spec.job_id, "run", typed())

@@ -72,7 +72,7 @@ class Imported(TypedDict):
 @json_option(Exported)
 @node_address_option
 def export(file: Path, variables: bool, as_json: bool) -> None:
-    """Write the queue, budgets, limits, teams, settings, drains and past use into a file.
+    """Write the queue, budgets, limits, teams, settings, drains of slices, and past use into a file.
 
     \b
       iris-ray cluster controller export queue.jsonl

@@ -42,12 +42,11 @@ class FaultPlayer:
         self._thread = threading.Thread(target=self._play, name="faults", daemon=True)
         self._thread.start()
 
-    def stop(self) -> None:
-        """Stop when the job is over, and print the faults that did not happen."""
+    def stop(self) -> list[PlannedFault]:
+        """Stop when the job is over. Return the faults that did not happen."""
         self._over.set()
         self._thread.join()
-        for fault in self._left:
-            print(f"iris_ray: the run was over before {fault.text!r}", file=sys.stderr)
+        return self._left
 
     def _play(self) -> None:
         if not self._left or not self._wait_until_it_runs():
@@ -90,10 +89,13 @@ def main(job_file: Path) -> None:
         player = FaultPlayer(cluster, faults, request)
         try:
             outcome = results_of(request.spec.job_id, results)
+        except KeyboardInterrupt:
+            player.stop()
+            raise
         except Exception as error:
             outcome = callers_error(error)
-        finally:
-            player.stop()
+        for fault in player.stop():
+            print(f"iris_ray: the run was over before {fault.text!r}", file=sys.stderr)
         pool_of_this_process.wait_for_tasks()
     outcome_file(job_file).write_bytes(cloudpickle.dumps(outcome))
 
@@ -102,4 +104,7 @@ if __name__ == "__main__":
     end_with_parent(int(sys.argv[2]))
     show_each_line()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ray blocks it in its own processes
-    main(Path(sys.argv[1]))
+    try:
+        main(Path(sys.argv[1]))
+    except KeyboardInterrupt:  # the caller was interrupted as well, and says so
+        sys.exit(128 + signal.SIGINT)

@@ -138,7 +138,8 @@ class AttemptEnds:
                     gang.heeds_notices = change.now < gang.eviction.deadline
                 self._gives_way(job, gang, gang.eviction, change, event.started)
                 return
-            job.times.failed(FailureCause.GROWN)
+            is_growth = gang.notice is None or gang.notice.kind in OUR_MOVES
+            job.times.failed(FailureCause.GROWN if is_growth else FailureCause.PREEMPTED)
             returns_to_move(job, gang, change.now)
             self._requeue(job, gang, event.reason, change.now, started=event.started)
 

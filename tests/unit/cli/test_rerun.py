@@ -113,6 +113,7 @@ def test_values_of_variables_are_not_kept() -> None:
     typed = TypedCommand("submit", tuple(kept), "/")
     assert typed.again(["--env", "KEY=new"], []) == ["a.py", "-e", "B", "--env", "C", "--env", "D", "--env", "KEY=new"]
     assert typed.again(["-eKEY=new"], []) == ["a.py", "-e", "B", "--env", "C", "--env", "D", "-eKEY=new"]
+    assert typed.again(["--constraint", "KEY=new"], [])[1:3] == ["--env", "KEY"], "a value of another flag"
 
 
 @pytest.mark.parametrize(

@@ -81,8 +81,10 @@ def test_run_exits_as_its_job_does(world: ControllerInProcess, script: str) -> N
         wait_until(world.has_running_job)
         world.fail(world.only_job(), 1, "exited with code 3")
 
+    retries = ("--max-retries-failure", "0", "--max-retries-preemption", "0")
     with world.meanwhile(ends):
-        refused = world.iris("run", script, "v4-16", "--max-retries-failure", "0", code=FAILED)
+        refused = world.iris("run", script, "v4-16", *retries, code=FAILED)
+    assert "ends as preempted if it loses a host" in refused.stderr
     assert "exited with code 3" in refused.stderr
     assert [(job["name"], job["state"]) for job in world.json("ls", "--all")] == [("work", "FAILED")]
 

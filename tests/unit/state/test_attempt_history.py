@@ -205,6 +205,17 @@ def test_time_lost_has_cause_of_attempts_end(world: World, how: str, cause: Fail
     assert [(one, lost.count) for one, lost in time_lost(job.times, world.now).items()] == [(cause, 1)]
 
 
+def test_start_that_a_hosts_notice_ends_is_preempted_and_has_not_grown(world: World) -> None:
+    job = world.submit(max_retries_preemption=3)
+    world.schedule()
+    node_id = job.gang.tasks[0].node_id
+    assert node_id is not None
+    world.do(WorkerDrainedEvent(node_id, "preempted", NoticeKind.PREEMPTION, world.now + 30.0))
+    world.do(GangMovedEvent(job.current_attempt(job.gang), "preempted", started=False))
+    assert job.times.attempts[-1].cause is FailureCause.PREEMPTED
+    assert job.preemptions == 0
+
+
 def disrupted(world: World, job: Job) -> tuple[int, float]:
     """The attempt that failed last, and how long the gang was away."""
     found = failures(job.times, world.now)[-1]
