@@ -52,9 +52,9 @@ def bug_report(job: str, output: str | None, as_json: bool) -> None:
     """Write one text file about a job, to read and then to send: what happened, why, where, and with which versions.
 
     It has the job's state, tasks and events with their causes, its goodput, the last lines of the task that failed
-    first, the ends of libtpu's logs and the names of core dumps of tasks that crashed, the stacks of tasks that hung
-    and of running tasks, the names of a running task's variables, the slices, the settings, and what `iris-ray doctor`
-    says of this machine, with the account of its Google credentials, of the cluster and of its hosts.
+    first, the stacks of running tasks, the names of a running task's variables, the slices, the settings, and what
+    `iris-ray doctor` says of this machine, with the account of its Google credentials, of the cluster and of its hosts.
+    Of up to four tasks that crashed or hung, it has the ends of libtpu's logs, the names of core dumps, and stacks.
 
     \b
       iris-ray bug-report train-1a2b3c4d                 writes train-1a2b3c4d.report.txt

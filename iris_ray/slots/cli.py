@@ -114,7 +114,7 @@ def slots() -> None:
 @address_option
 @of_models
 def ls(client: SlotClient, form: ListForm) -> None:
-    """Slots: the models that are loaded, and where."""
+    """Slots: which models are loaded, or being loaded, and where."""
     form.show(client.status().slots, lambda row: row.slot_id, _SLOTS, _slot, "no slots")
 
 
@@ -151,8 +151,8 @@ def evict(client: SlotClient, slot: str, as_json: bool) -> None:
     """End a slot after its running requests.
 
     Requests that still run after drain_s, a minute by default, are cut off. They run again if they may be repeated and
-    their callers have no part of the answer yet. Sessions end after their running calls. If the model then has fewer
-    slots than its replicas, or requests for it wait, it is loaded again.
+    their callers have no part of the answer yet. Sessions take no further calls; their running calls have as long. If
+    the model then has fewer slots than its replicas, or requests for it wait, it is loaded again.
     """
     client.evict(slot)
     if as_json:

@@ -204,7 +204,7 @@ class PolicyReport(Report):
 @click.option(
     "--picture",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Draw waits, use and shares: a .png or .svg file.",
+    help="Draw waits, use and shares: a .png or .svg file. This needs matplotlib.",
 )
 @json_option(list[PolicyReport])
 def study(
