@@ -46,6 +46,7 @@ def plain(annotation: Any) -> str:
     """Return an annotation without the modules in which things happen to be defined."""
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     text = text.replace(str(Event), "Event")  # all thirty of them
+    text = re.sub(r"<class '([\w.]+)'>", r"\1", text)  # typing's own classes, such as BinaryIO
     text = re.sub(r"Annotated\[(\w+), <object object at \w+>\]", r"\1", text)
     text = re.sub(r"Optional\[(.*)\]", r"\1 | None", text)  # up to Python 3.13
     return re.sub(r"\b[a-zA-Z_]\w*\.(?=[a-zA-Z_])", "", text)
