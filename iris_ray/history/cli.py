@@ -216,7 +216,7 @@ _FILTERS = {"JOB": (), "--sql": (), "--events": ("since", "until"), "--utilisati
     help="Hosts that joined or were lost, silent or blamed; notices, taints, settings, limits, and starts of"
     " the Controller.",
 )
-@click.option("--utilisation", is_flag=True, help="Chips in use, and what waited, over time.")
+@click.option("--utilisation", is_flag=True, help="Chips in use, and what waited, over time; the last day by default.")
 @file_option
 @list_options(list[Columns] | WholeJob | UsedChips, "jobs' ids")
 @address_option
@@ -234,8 +234,8 @@ def history(
       iris-ray history --sql "SELECT user, count(*) FROM jobs GROUP BY user"
       iris-ray history --file /mnt/backup/history.sqlite
 
-    The Controller keeps them in a file on the head, which outlives the cluster, unless the cluster setting history is
-    off.
+    The Controller keeps them in a file on the head, unless the cluster setting history is off. The file outlives the
+    cluster if the head's disk does.
     """
     chosen = [name for name, given in zip(_FILTERS, (job, sql, events, utilisation), strict=True) if given]
     if len(chosen) > 1:

@@ -34,7 +34,8 @@ def secrets() -> None:
       iris-ray cluster secrets rm WANDB_API_KEY
 
     A job names them: --secret WANDB_API_KEY=store:, or secrets={"WANDB_API_KEY": Secret.from_store("WANDB_API_KEY")}
-    in Python. They are files on the cluster's head that only the account of Ray can read, and outlast the cluster.
+    in Python. They are files on the cluster's head that only the account of Ray can read. They outlast the cluster if
+    the head's disk does.
     """
 
 

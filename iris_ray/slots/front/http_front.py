@@ -62,7 +62,7 @@ class HttpFront:
     A model gets the request's JSON object and answers with text, whole or in pieces; a model of embeddings with
     vectors. A caller that disconnects cancels its request. Requests with the header ``Origin`` are refused: browsers
     send it with each POST of a web page. If it listens at a loopback address, requests whose header ``Host`` names
-    another address or name, except ``localhost``, are refused as well.
+    anything but ``localhost`` or a loopback address are refused as well.
 
     Args:
         client: the client of the models.
