@@ -188,11 +188,7 @@ _FILTERS = {"JOB": (), "--sql": (), "--events": ("since", "until"), "--utilisati
 @click.command()
 @click.argument("job", required=False)
 @click.option("--user", metavar="NAME", help="Only jobs of this user.")
-@click.option(
-    "--since",
-    type=Time(),
-    help="Only what was there since then; a time less than an hour ago may leave out jobs that run.",
-)
+@click.option("--since", type=Time(), help="Only what was there since then.")
 @click.option("--until", type=Time(), help="Only what was there before.")
 @click.option("--state", type=click.Choice([*(state.value for state in JobState), "lost"]), help="Only in this state.")
 @click.option(

@@ -45,7 +45,7 @@ _CONDITIONS = {
     "type": "type = :type",
     "name": "(instr(name, :name) OR instr(job_id, :name))",
     "text": "(instr(name, :text) OR instr(job_id, :text) OR user = :text)",
-    "since": "coalesce(ended_at, seen_at) >= :since",
+    "since": f"coalesce(ended_at, min(:now, seen_at + {SEEN_FOR_S})) >= :since",
     "until": "submitted_at < :until",
     "cause": "EXISTS (SELECT 1 FROM attempts WHERE job = jobs.id AND cause = :cause)",
 }

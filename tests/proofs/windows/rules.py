@@ -368,8 +368,9 @@ class Rules(SeenLimits):
         """Nobody gets more than a limit allows. What was promised firmly is reserved: nobody uses it up meanwhile.
 
         What has ended does not count for that on promised hosts, whose chips count already. Elsewhere it does, unless
-        tasks of the job got other hosts, or the limit was set since: then it is about to leave for 30 s. A limit counts
-        as set since until the promise is within it without that.
+        tasks of the job, or of another one with the same limit and a promise, got other hosts, or the limit was set
+        since: then it is about to leave for 30 s. A limit counts as set since until the promise is within it without
+        that.
         """
         for job_id, (limits, is_new) in self._placed.items():
             if (job := self._state.jobs.get(job_id)) is not None and limits == self._limits(job):
@@ -380,12 +381,14 @@ class Rules(SeenLimits):
         there = [attempt for one in self.ledger.promised.values() for attempt in self._on(one.node_ids)]
         ended = {attempt for attempt in there if attempt in self.ledger.ended}
         soon = {attempt for attempt, since in self.ledger.ended.items() if self.now < since + UNCONFIRMED_S}
+        jobs = self._state.jobs
+        elsewhere = {account_of(jobs[job_id]) for job_id, one in self.ledger.promised.items() if one.elsewhere}
         for job_id, promised in self.ledger.promised.items():
-            job, leave = self._state.jobs[job_id], {*self._on(promised.node_ids), *ended}
+            job, leave = jobs[job_id], {*self._on(promised.node_ids), *ended}
             chips = self._chips_of(promised.node_ids)
             if not self._is_over_the_limit(job, chips, leave, now=True):
                 promised.limits = self._limits(job)
-            if promised.elsewhere or promised.limits != self._limits(job):
+            if account_of(job) in elsewhere or promised.limits != self._limits(job):
                 leave |= soon
             if not self._is_over_the_limit(job, chips, leave):
                 if promised.is_firm:

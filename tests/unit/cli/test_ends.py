@@ -102,7 +102,7 @@ def test_ctrl_c_ends_wait_and_leaves_job_alone(world: ControllerInProcess) -> No
 def test_several_jobs_are_cancelled_at_once(world: ControllerInProcess) -> None:
     ended, runs = world.start("ended-1a2b3c4d"), world.start("runs-5e6f7a8b", slices=(2,))
     world.succeed(ended)
-    waits = world.submit("waits-9c0d1e2f", slices=(3,))
+    waits = world.submit("waits-9c0d1e2f", slices=(9,))
     assert "did you mean" in world.iris("cancel", runs, waits[:-1], code=USAGE).stderr
     assert world.state(runs) is JobState.RUNNING, "it was cancelled although another id is unknown"
     found = world.json("cancel", runs, ended, waits, runs)

@@ -51,6 +51,11 @@ def test_jobs_are_found_newest_first(told: History, wanted: questions.Wanted, fo
     assert [row["job_id"] for row in asked(told, questions.jobs_question(wanted, NOON + 10_800, 50))] == found
 
 
+def test_job_that_runs_is_found_since_a_time_after_it_was_last_seen(told: History) -> None:
+    question = questions.jobs_question(questions.Wanted(since=NOON + 12_000), NOON + 12_600, 50)
+    assert [row["job_id"] for row in asked(told, question)] == ["eval-1"]
+
+
 def test_chip_hours_of_jobs_are_those_of_attempts(told: History) -> None:
     rows = asked(told, questions.jobs_question(questions.Wanted(), NOON + 10_800, 50))
     assert [row["chip_hours"] for row in rows] == pytest.approx([16.0, 24.0])
