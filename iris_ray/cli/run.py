@@ -66,7 +66,7 @@ def run(target: str, second: str | None, arguments: tuple[str, ...], flags: JobF
     code = sent_code(flags.working_dir) if where is None else SentDirectory(flags.working_dir)
     task, called = as_task(found, arguments, flags.env, not code.travels)
     from iris_ray.client.caller_pool import pool_of_this_process
-    from iris_ray.client.children import say_if_it_runs_once
+    from iris_ray.client.job_progress import say_if_it_runs_once
     from iris_ray.client.job_request import make_pod_request
     from iris_ray.client.run_on_pod import run_request
 
