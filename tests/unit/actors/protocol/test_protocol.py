@@ -101,7 +101,7 @@ def test_wire_format_changes_only_with_a_new_protocol() -> None:
     travelling = *orders, WasSet, GangProgress, Saves, *events
     fields = {cls.__name__: field_names(cls) for cls in travelling}
     modules = {cls.__name__: cls.__module__.removeprefix("iris_ray.") for cls in travelling}
-    assert (PROTOCOL_VERSION, methods, fields, modules) == (24, METHODS, FIELDS, MODULES)
+    assert (PROTOCOL_VERSION, methods, fields, modules) == (25, METHODS, FIELDS, MODULES)
 
 
 def field_names(cls: Any) -> list[str]:
