@@ -1,6 +1,5 @@
-"""The calls of the service of logs: their wire format, and what is refused to whom."""
+"""The calls of the service of logs: what is refused to whom."""
 
-import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -9,9 +8,8 @@ import pytest
 
 from iris_ray.actors.protocol.messages import PoolProcess
 from iris_ray.actors.protocol.services import addressed
-from iris_ray.actors.protocol.version import PROTOCOL_VERSION
 from iris_ray.errors import InvalidMessageError, NotPermittedError
-from iris_ray.logs.calls import LogCalls, LogCallsOfPool
+from iris_ray.logs.calls import LogCalls
 from iris_ray.logs.core import LastLines, LogPosition
 from iris_ray.model.lifecycle import JobState
 from tests.support.controller_in_process import ControllerInProcess
@@ -20,26 +18,6 @@ from tests.support.controller_in_process import ControllerInProcess
 def ask(world: ControllerInProcess, question: Callable[..., Any], *args: Any) -> Any:
     name, args, _ = addressed(question, args, {})
     return getattr(world.controller(), name).remote(*args).future().result(60)
-
-
-def test_calls_of_logs_change_only_with_a_new_protocol() -> None:
-    """A change of this list raises PROTOCOL_VERSION in the same commit; new methods need no new version."""
-    found = {
-        protocol.__name__: {name: list(inspect.signature(getattr(protocol, name)).parameters) for name in names}
-        for protocol, names in ((LogCalls, CALLS["LogCalls"]), (LogCallsOfPool, CALLS["LogCallsOfPool"]))
-    }
-    assert (PROTOCOL_VERSION, found) == (24, CALLS)
-
-
-CALLS = {
-    "LogCalls": {
-        "fetch_task_logs": ["self", "job_id", "task_index", "at", "max_bytes"],
-        "fetch_logs": ["self", "job_id", "wanted", "max_bytes"],
-        "locate_logs": ["self", "job_id", "wanted"],
-        "note_last_lines": ["self", "batch", "sender"],
-    },
-    "LogCallsOfPool": {"take_last_lines": ["self", "last"]},
-}
 
 
 @pytest.mark.parametrize(
