@@ -47,7 +47,7 @@ from iris_ray.model.constraints import TAINT_PREFIX, AttributeValue
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.topology import TPUConfig, get_tpu_config
 from iris_ray.model.workers import TPU, TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
-from iris_ray.scheduler.victims import DEFAULT_RULES
+from iris_ray.scheduler.eviction_costs import DEFAULT_RULES
 from iris_ray.state.events import (
     SliceReleasedEvent,
     TaintedEvent,

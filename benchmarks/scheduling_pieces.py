@@ -22,7 +22,7 @@ import scheduling_adversary as adversary
 from iris_ray.model.job_spec import CoschedulingConfig
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.teams import Quota, Team
-from iris_ray.scheduler import Planner, evictions, limited_kinds, team_quotas, together, victims
+from iris_ray.scheduler import Planner, eviction_costs, evictions, limited_kinds, team_quotas, together, victims
 from iris_ray.scheduler.group_rooms import GroupRooms
 from iris_ray.state import ControllerState
 from iris_ray.state.events import TeamsSetEvent, TimePassedEvent
@@ -78,7 +78,7 @@ PIECES: Mapping[str, Callable[[], AbstractContextManager[object]]] = {
     "Evictor._hopeless": lambda: forgets(evictions.Evictor, "_hopeless", Nothing),
     "VictimSearch._known_hosts": lambda: forgets(victims.VictimSearch, "_known_hosts"),
     "VictimSearch._known_costs": lambda: forgets(victims.VictimSearch, "_known_costs"),
-    "EvictionCosts._costs": lambda: forgets(victims.EvictionCosts, "_costs"),
+    "EvictionCosts._costs": lambda: forgets(eviction_costs.EvictionCosts, "_costs"),
     "_Offers._turns": lambda: clears(victims._Offers, "best", "_turns"),
     "TeamQuotas._sources": lambda: forgets(team_quotas.TeamQuotas, "_sources"),
     "Reclaim._known": lambda: forgets(team_quotas.Reclaim, "_known"),

@@ -15,6 +15,7 @@ from iris_ray.capacity.demand import slices_to_remove
 from iris_ray.capacity.reservations import Holder, cover
 from iris_ray.model.jobs import Job
 from iris_ray.scheduler.calendar import Calendar, horizon_s
+from iris_ray.scheduler.eviction_costs import EvictionRules
 from iris_ray.scheduler.evictions import Evictor
 from iris_ray.scheduler.fair_queue import Deadlines, SearchFairness
 from iris_ray.scheduler.limits import Allowances
@@ -23,7 +24,6 @@ from iris_ray.scheduler.promises import NOTHING_BOUNDS
 from iris_ray.scheduler.remaining_capacity import Plan
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.scheduler.team_quotas import TeamQuotas
-from iris_ray.scheduler.victims import EvictionRules
 from iris_ray.state import ControllerState
 
 MOST_BESIDES = 16

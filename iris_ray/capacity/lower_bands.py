@@ -32,13 +32,14 @@ from iris_ray.model.options import PriorityBand
 from iris_ray.model.plain_values import Words
 from iris_ray.model.requirement import Requirement
 from iris_ray.model.workers import TPU_NAME, UNCONFIRMED_S, Worker
+from iris_ray.scheduler.eviction_costs import Cost, EvictionCosts, EvictionRules
 from iris_ray.scheduler.evictions import OWNERS_SPARED, leaves_for, may_evict
 from iris_ray.scheduler.fair_queue import Tier, comes_last
 from iris_ray.scheduler.limits import least_chips
 from iris_ray.scheduler.pending_reason import PendingKind, PendingReason
 from iris_ray.scheduler.planner import running
 from iris_ray.scheduler.team_quotas import QuotaSource, TeamQuotas
-from iris_ray.scheduler.victims import Cost, EvictionCosts, EvictionRules, Victims
+from iris_ray.scheduler.victims import Victims
 from iris_ray.state import ControllerState
 from iris_ray.state.attempt_ends import Owner
 from iris_ray.state.events import PromiseEvent

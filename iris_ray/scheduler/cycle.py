@@ -20,6 +20,7 @@ from iris_ray.scheduler.availability import (
     preferred,
 )
 from iris_ray.scheduler.candidate_cache import EVALUATIONS_PER_GANG, CandidateCache, EvaluationLimits
+from iris_ray.scheduler.eviction_costs import EvictionRules, Running
 from iris_ray.scheduler.evictions import Evictor, Taking
 from iris_ray.scheduler.explanation import (
     Explainer,
@@ -40,7 +41,6 @@ from iris_ray.scheduler.remaining_capacity import Plan
 from iris_ray.scheduler.spreading import Spreading
 from iris_ray.scheduler.team_quotas import TeamQuotas
 from iris_ray.scheduler.together import PlacementFailure, take
-from iris_ray.scheduler.victims import EvictionRules, Running
 from iris_ray.state.events import (
     AssignedEvent,
     GroupAssignedEvent,

@@ -23,20 +23,13 @@ from iris_ray.model.options import PriorityBand
 from iris_ray.model.requirement import Requirement
 from iris_ray.model.workers import UNCONFIRMED_S, accelerators
 from iris_ray.scheduler.availability import Availability, best_free, buckets_for, fixed_size, num_groups
+from iris_ray.scheduler.eviction_costs import EvictionCosts, EvictionRules, Running
 from iris_ray.scheduler.fair_queue import Deadlines, SearchFairness, comes_last
 from iris_ray.scheduler.limits import Allowances, chips_per_group, most_chips_of
 from iris_ray.scheduler.pending_reason import Protected, ReachedLimit
 from iris_ray.scheduler.remaining_capacity import Plan
 from iris_ray.scheduler.team_quotas import GivenBack, Reclaim
-from iris_ray.scheduler.victims import (
-    EvictionCosts,
-    EvictionRules,
-    Room,
-    Running,
-    Victims,
-    VictimSearch,
-    victims_in,
-)
+from iris_ray.scheduler.victims import Room, Victims, VictimSearch, victims_in
 from iris_ray.state.attempt_ends import Owner
 from iris_ray.state.fleet import Fleet
 

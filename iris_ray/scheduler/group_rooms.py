@@ -13,6 +13,7 @@ from iris_ray.model.workers import accelerators
 from iris_ray.scheduler.availabilities import Availabilities
 from iris_ray.scheduler.availability import Availability, buckets_for, hosts_of, num_groups
 from iris_ray.scheduler.candidate_cache import CandidateCache
+from iris_ray.scheduler.eviction_costs import Running
 from iris_ray.scheduler.evictions import Evictor
 from iris_ray.scheduler.limits import Allowances
 from iris_ray.scheduler.pending_reason import ReachedLimit
@@ -25,7 +26,7 @@ from iris_ray.scheduler.together import (
     place_on,
     place_together,
 )
-from iris_ray.scheduler.victims import Running, Victims
+from iris_ray.scheduler.victims import Victims
 from iris_ray.state.fleet import Fleet
 
 VICTIMS_SPARED = 64

@@ -15,11 +15,11 @@ from iris_ray.model.containment import SetAside, by_a_defect, others_go_on
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.scheduler.cycle import SchedulingResult
+from iris_ray.scheduler.eviction_costs import EvictionRules, Running
 from iris_ray.scheduler.limited_kinds import LimitedKinds
 from iris_ray.scheduler.pending_reason import PendingKind, PendingReason
 from iris_ray.scheduler.reasons import Reasons
 from iris_ray.scheduler.scheduler import Scheduler
-from iris_ray.scheduler.victims import EvictionRules, Running
 from iris_ray.state import ControllerState
 from iris_ray.state.controller_state import apply_safely
 from iris_ray.state.events import (

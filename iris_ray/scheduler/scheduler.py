@@ -27,10 +27,10 @@ from itertools import chain
 from iris_ray.model.jobs import Job
 from iris_ray.scheduler.candidate_cache import CandidateCache, EvaluationLimits
 from iris_ray.scheduler.cycle import Cycle, SchedulingResult
+from iris_ray.scheduler.eviction_costs import DEFAULT_RULES, EvictionRules, Running
 from iris_ray.scheduler.fair_queue import Deadlines, SearchFairness, Usage
 from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.scheduler.reasons import Reasons
-from iris_ray.scheduler.victims import DEFAULT_RULES, EvictionRules, Running
 from iris_ray.state.fleet import Fleet
 from iris_ray.state.team_use import TeamUse
 from iris_ray.state.user_limits import PastUsage, UserLimits

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from iris_ray.model.jobs import Job
 from iris_ray.model.workers import TPU
 from iris_ray.scheduler import Scheduler
+from iris_ray.scheduler.eviction_costs import DEFAULT_RULES, EvictionRules
 from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.scheduler.planner import PlacedGang, Planner
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
-from iris_ray.scheduler.victims import DEFAULT_RULES, EvictionRules
 from iris_ray.state import ControllerState
 from iris_ray.state.events import Event, JobCancelledEvent, JobSubmittedEvent, TimePassedEvent
 from iris_ray.state.instructions import Instructions

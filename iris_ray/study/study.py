@@ -9,8 +9,8 @@ from typing import Literal
 
 from iris_ray.model.checks import AUTO
 from iris_ray.model.teams import Teams
+from iris_ray.scheduler.eviction_costs import DEFAULT_RULES
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
-from iris_ray.scheduler.victims import DEFAULT_RULES
 from iris_ray.state.events import TeamsSetEvent
 from iris_ray.study.agenda import Timings, strike_at_random
 from iris_ray.study.hosts import CPUS

@@ -8,7 +8,7 @@ import pytest
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.options import PriorityBand
-from iris_ray.scheduler.victims import GRACE_S, LEAST_RUN_S
+from iris_ray.scheduler.eviction_costs import GRACE_S, LEAST_RUN_S
 from iris_ray.state.events import Event, GangAssignedEvent, PromiseEvent
 from iris_ray.state.instructions import Instructions
 from iris_ray.study import Simulation

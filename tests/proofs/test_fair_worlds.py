@@ -9,8 +9,8 @@ import pytest
 
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.options import PriorityBand
+from iris_ray.scheduler.eviction_costs import GRACE_S, LEAST_RUN_S
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
-from iris_ray.scheduler.victims import GRACE_S, LEAST_RUN_S
 from iris_ray.state.events import Event, PromiseEvent
 from iris_ray.state.instructions import Instructions
 from iris_ray.study import SimulatedJob, Simulation

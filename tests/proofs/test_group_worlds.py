@@ -14,8 +14,8 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
+from iris_ray.scheduler.eviction_costs import DEFAULT_RULES
 from iris_ray.scheduler.together import GroupPlacement, place_on, without_what_ends
-from iris_ray.scheduler.victims import DEFAULT_RULES
 from iris_ray.state.events import (
     Event,
     GroupAssignedEvent,

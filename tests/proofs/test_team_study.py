@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from iris_ray.model.workers import TPU
-from iris_ray.scheduler.victims import GRACE_S
+from iris_ray.scheduler.eviction_costs import GRACE_S
 from iris_ray.study.description import read_study
 from iris_ray.study.history import AttemptHistory, History, JobHistory, size_of
 

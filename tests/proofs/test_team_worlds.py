@@ -12,7 +12,7 @@ from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.teams import NO_TEAM, Quota, Team, Teams
-from iris_ray.scheduler.victims import DEFAULT_RULES, GRACE_S, LEAST_RUN_S
+from iris_ray.scheduler.eviction_costs import DEFAULT_RULES, GRACE_S, LEAST_RUN_S
 from iris_ray.state.events import (
     Event,
     LimitsSetEvent,

@@ -44,10 +44,10 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.scheduler import Scheduler
+from iris_ray.scheduler.eviction_costs import LEAST_RUN_S, EvictionRules
 from iris_ray.scheduler.explanation import held_back
 from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.scheduler.planner import Planner
-from iris_ray.scheduler.victims import LEAST_RUN_S, EvictionRules
 from iris_ray.state import ControllerState
 from iris_ray.state.events import AttemptMarkedEvent, Event, PoolRestartedEvent
 

@@ -16,7 +16,7 @@ from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.errors import SessionEndedError
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.model.options import PriorityBand
-from iris_ray.scheduler.victims import GRACE_S
+from iris_ray.scheduler.eviction_costs import GRACE_S
 from iris_ray.slots.core.policy import IdleFor, PlacementPolicy, ServingPolicy
 from iris_ray.testing import SimulatedCluster
 from tests.support.command_line import iris

@@ -17,7 +17,7 @@ from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
 from iris_ray.errors import IrisError
 from iris_ray.model.cluster_settings import EVICTION_GRACE_S
 from iris_ray.model.options import PriorityBand
-from iris_ray.scheduler.victims import LEAST_RUN_S
+from iris_ray.scheduler.eviction_costs import LEAST_RUN_S
 from iris_ray.state.attempt_ends import QUICK_ENDS_ARE_FAILURES
 from tests.proofs.random_stories.faults import Faults
 from tests.support.hosts_in_process import Task

@@ -20,8 +20,8 @@ from iris_ray.model.notices import NoticeKind
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.outcomes import Fault
 from iris_ray.scheduler import Scheduler
+from iris_ray.scheduler.eviction_costs import EvictionRules
 from iris_ray.scheduler.planner import PlacedGang, Planner
-from iris_ray.scheduler.victims import EvictionRules
 from iris_ray.state import ControllerState, job_table, records
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,

@@ -10,8 +10,8 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.workers import TPU_NAME, Worker
 from iris_ray.scheduler.calendar import LEAST_LOAN_S
+from iris_ray.scheduler.eviction_costs import EvictionRules
 from iris_ray.scheduler.fair_queue import comes_last
-from iris_ray.scheduler.victims import EvictionRules
 from iris_ray.state import ControllerState
 from iris_ray.state.events import (
     Event,

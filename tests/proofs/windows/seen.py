@@ -8,8 +8,8 @@ from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.workers import TPU_NAME, Worker, accelerators
+from iris_ray.scheduler.eviction_costs import EvictionRules
 from iris_ray.scheduler.limits import chips_per_group
-from iris_ray.scheduler.victims import EvictionRules
 from iris_ray.state import ControllerState
 
 UNCONFIRMED_S = 30.0

@@ -17,8 +17,8 @@ from iris_ray.model.notices import NoticeKind
 from iris_ray.model.options import EACH_SLICE, PriorityBand
 from iris_ray.model.workers import TPU_NAME
 from iris_ray.scheduler import Scheduler
+from iris_ray.scheduler.eviction_costs import EvictionRules
 from iris_ray.scheduler.planner import PlacedGang, Planner
-from iris_ray.scheduler.victims import EvictionRules
 from iris_ray.state import ControllerState
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,

@@ -11,8 +11,8 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.workers import UNCONFIRMED_S
+from iris_ray.scheduler.eviction_costs import DEFAULT_RULES, EvictionRules
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
-from iris_ray.scheduler.victims import DEFAULT_RULES, EvictionRules
 from iris_ray.state.events import LimitsSetEvent, SliceReleasedEvent
 from tests.support.worlds import MANY, PlannedWorld, S, add_slices, is_told_to_leave, on, promised
 

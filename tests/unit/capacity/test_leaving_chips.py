@@ -13,7 +13,7 @@ from iris_ray.capacity.provisioner import joined_slices
 from iris_ray.errors import NotPermittedError
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.options import PriorityBand
-from iris_ray.scheduler.victims import LEAST_RUN_S
+from iris_ray.scheduler.eviction_costs import LEAST_RUN_S
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.waiting import wait_until
 

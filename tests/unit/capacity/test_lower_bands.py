@@ -13,8 +13,8 @@ from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.model.workers import TPU_TOPOLOGY, UNCONFIRMED_S, string_attribute
+from iris_ray.scheduler.eviction_costs import DEFAULT_RULES, GRACE_S, EvictionRules
 from iris_ray.scheduler.pending_reason import PendingReason
-from iris_ray.scheduler.victims import DEFAULT_RULES, GRACE_S, EvictionRules
 from iris_ray.state.events import (
     AttemptSavesEvent,
     JobYieldsEvent,

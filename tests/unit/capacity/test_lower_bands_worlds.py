@@ -38,10 +38,10 @@ from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.model.workers import TPU_NAME
+from iris_ray.scheduler.eviction_costs import DEFAULT_RULES, LEAST_RUN_S
 from iris_ray.scheduler.evictions import leaves_for
 from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
-from iris_ray.scheduler.victims import DEFAULT_RULES, LEAST_RUN_S
 from iris_ray.state.attempt_ends import BUDGET_S
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,

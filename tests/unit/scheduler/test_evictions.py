@@ -11,10 +11,10 @@ from iris_ray.model.lifecycle import AttemptId, TaskState
 from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
 from iris_ray.scheduler import Scheduler, SchedulingResult
+from iris_ray.scheduler.eviction_costs import LEAST_RUN_S, EvictionRules
 from iris_ray.scheduler.evictions import GROUPS_COMPARED, SEARCHES_AMONG_GANGS
 from iris_ray.scheduler.pending_reason import PendingKind
 from iris_ray.scheduler.planner import running
-from iris_ray.scheduler.victims import LEAST_RUN_S, EvictionRules
 from iris_ray.state.attempt_ends import Owner
 from iris_ray.state.events import (
     AttemptSavesEvent,

@@ -9,9 +9,9 @@ from iris_ray.model.limits import Limits
 from iris_ray.model.notices import NoticeKind
 from iris_ray.model.options import EACH_SLICE, PriorityBand
 from iris_ray.model.workers import UNCONFIRMED_S
+from iris_ray.scheduler.eviction_costs import GRACE_S
 from iris_ray.scheduler.pending_reason import PendingKind
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
-from iris_ray.scheduler.victims import GRACE_S
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
     GangAssignedEvent,

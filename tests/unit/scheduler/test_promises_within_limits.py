@@ -7,8 +7,8 @@ from iris_ray.model.limits import Limits
 from iris_ray.model.notices import NoticeKind
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.workers import UNCONFIRMED_S
+from iris_ray.scheduler.eviction_costs import GRACE_S
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
-from iris_ray.scheduler.victims import GRACE_S
 from iris_ray.state.events import JobYieldsEvent, LimitsSetEvent, WorkerDrainedEvent
 from tests.support.worlds import (
     LONG,

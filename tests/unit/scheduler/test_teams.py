@@ -6,8 +6,8 @@ from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.jobs import Job
 from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
+from iris_ray.scheduler.eviction_costs import LEAST_RUN_S, EvictionRules
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
-from iris_ray.scheduler.victims import LEAST_RUN_S, EvictionRules
 from iris_ray.state.events import GangMovedEvent, LimitsSetEvent
 from tests.support.worlds import S, World, add_slices, gang_spec, promised, set_teams, submit_group
 

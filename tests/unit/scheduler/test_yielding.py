@@ -7,9 +7,9 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId, TaskState
 from iris_ray.model.notices import NoticeKind
 from iris_ray.model.options import PriorityBand
+from iris_ray.scheduler.eviction_costs import GRACE_S
 from iris_ray.scheduler.planner import Planner
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S, Scheduler
-from iris_ray.scheduler.victims import GRACE_S
 from iris_ray.state.events import (
     GangMovedEvent,
     JobCancelledEvent,

@@ -6,7 +6,7 @@ import pytest
 
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.options import PriorityBand
-from iris_ray.scheduler.victims import EvictionRules
+from iris_ray.scheduler.eviction_costs import EvictionRules
 from iris_ray.study import Simulation
 from iris_ray.study.report import report_on
 from tests.support.simulations import DAY, HOUR, MINUTE, TIMINGS, attempts, endless, gang, slices

@@ -8,7 +8,7 @@ import pytest
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.notices import NoticeKind
 from iris_ray.model.options import PriorityBand
-from iris_ray.scheduler.victims import GRACE_S
+from iris_ray.scheduler.eviction_costs import GRACE_S
 from tests.support.hosts_in_process import Task
 from tests.support.virtual_cluster import VirtualCluster, played
 
