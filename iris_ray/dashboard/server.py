@@ -139,7 +139,8 @@ class _Routes:
         if cookie is None:
             return web.Response(status=403, text=LOGIN.replace("hidden", ""), content_type="text/html")
         response = web.Response(status=303, headers={"Location": "/"})
-        response.set_cookie(COOKIE, cookie, max_age=int(SESSION_S), httponly=True, samesite="Strict")
+        # Lax: sent with links of other sites as well, which lead to a page; `Access` refuses their other requests
+        response.set_cookie(COOKIE, cookie, max_age=int(SESSION_S), httponly=True, samesite="Lax")
         return response
 
     async def health(self, _: web.Request) -> web.StreamResponse:

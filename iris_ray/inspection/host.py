@@ -36,9 +36,9 @@ LONGEST_WAIT_S = 10.0
 """The limit for the wait for the beginning of a trace, whatever the clocks say; seconds."""
 
 NOT_PERMITTED = (
-    "py-spy may not look into the process. It needs root, or in a container the capability SYS_PTRACE (docker run"
-    " --cap-add SYS_PTRACE; in Kubernetes securityContext.capabilities.add). Without it, stall_timeout= has a task that"
-    " hangs print its own stacks"
+    "py-spy may not look into the process. Run Ray as root, in a container with the capability SYS_PTRACE (docker run"
+    " --cap-add SYS_PTRACE; in Kubernetes securityContext.capabilities.add), or set kernel.yama.ptrace_scope=0 on the"
+    " host. Without it, a task that hangs prints its own stacks"
 )
 
 

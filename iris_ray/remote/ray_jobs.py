@@ -337,8 +337,8 @@ class RayJobs:
         except RuntimeError as error:  # Ray raises it for everything else
             if "does not exist" in str(error):
                 raise UnknownNameError(
-                    f"the cluster at {self._address} has no job {run_id!r} of Ray's API. A command about a job that was"
-                    " submitted with --tpu runs on the cluster: iris-ray submit --ray-job --follow iris-ray -- logs ID"
+                    f"the cluster at {self._address} has no job {run_id!r} of Ray's API; for a job of the cluster's"
+                    f" queue: iris-ray job status {run_id} --address {self._address}, or IrisClient.remote"
                 ) from None
             why = (str(error).strip().splitlines() or [""])[-1]  # the last line of a traceback is the error
             raise RayJobError(f"the cluster at {self._address} refused: {why[:500]}") from None

@@ -74,7 +74,10 @@ class HeadMachine:
     def require_persistence(self) -> None:
         """Raise InvalidRequestError unless the cluster is persistent."""
         if self._storage is None:
-            raise InvalidRequestError("This cluster does not outlive its GCS: start it with persistent=True.")
+            raise InvalidRequestError(
+                "This cluster does not outlive its GCS: start it with persistent=True, or with from_raycluster give a"
+                " file with RAY_gcs_storage=rocksdb."
+            )
 
     def kill_gcs(self) -> None:
         self.require_persistence()

@@ -343,6 +343,20 @@ def test_cookie_is_a_session_and_not_the_token(world: ControllerInProcess) -> No
         assert status_of(f"{url}/api/jobs", Cookie=f"{COOKIE}={cookie.value}") == 401
 
 
+def test_links_of_other_sites_find_a_reader_logged_in(world: ControllerInProcess) -> None:
+    """A browser sends cookies with such a link only if they are not Strict."""
+    with served(token="open sesame") as url:
+        jar = http.cookiejar.CookieJar()
+        reader = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(jar))
+        reader.open(f"{url}/login", b"token=open+sesame").close()
+        (cookie,) = jar
+        assert cookie.get_nonstandard_attr("SameSite") == "Lax"
+        link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+        assert status_of(f"{url}/", Cookie=f"{COOKIE}={cookie.value}", **link) == 200
+        image = link | {"Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"}
+        assert status_of(f"{url}/", Cookie=f"{COOKIE}={cookie.value}", **image) == 403
+
+
 def test_wrong_tokens_lock_nobody_out(world: ControllerInProcess) -> None:
     """All readers behind a proxy have one address."""
     with served(token="open sesame") as url:

@@ -184,7 +184,7 @@ def test_async_logs_are_followed_in_a_thread(dashboard: Dashboard, url: str) -> 
 
 def test_unknown_ray_job_is_reported_as_unknown(url: str) -> None:
     for ask in (RayJobs(url).status, RayJobs(url).stop, RayJobs(url).logs):
-        with pytest.raises(UnknownNameError, match="has no job 'nobody'"):
+        with pytest.raises(UnknownNameError, match=r"has no job 'nobody'.*iris-ray job status nobody --address http"):
             ask("nobody")
 
 
