@@ -120,7 +120,7 @@ class ProcessTree:
             todo = set(self._known)
             while todo:
                 process = todo.pop()
-                children = [child for pid in _children(process.pid) if (child := stat_of(pid)) is not None]
+                children = [child for pid in children_of(process.pid) if (child := stat_of(pid)) is not None]
                 if process.exists():  # checked after reading its children, so they are this process's
                     found.add(process)
                     todo |= {child.identity for child in children if child.parent == process.pid} - found
@@ -250,8 +250,8 @@ def _tokens_of(stat: ProcessStat, variable: str | None) -> list[bytes]:
     return [*tokens, *_MARKS.findall(read_of_process(stat.pid, "maps"))]
 
 
-def _children(pid: int) -> list[int]:
-    """Return the children of a process; none if it has ended.
+def children_of(pid: int) -> list[int]:
+    """Return the pids of a process's children; none if it has ended, or the kernel does not list them.
 
     Raises:
         OSError: as `read_of_process`.

@@ -321,7 +321,7 @@ def test_exit_handlers_find_children_that_end_with_task(cluster: SimulatedCluste
     def has_content(path: Path, content: bytes) -> bool:
         return path.exists() and path.read_bytes() == content
 
-    def leave_things_behind(facts: dict[str, Any]) -> int:
+    def leave_things_behind(facts: dict[str, Any]) -> tuple[int, int]:
         import atexit
         import threading
 
@@ -330,9 +330,14 @@ def test_exit_handlers_find_children_that_end_with_task(cluster: SimulatedCluste
         atexit.register(tracker.communicate, b"the last step")
         threading.Thread(target=touch_later, args=(directory / f"thread-{facts['index']}",)).start()
         daemon = subprocess.Popen(["sleep", "600"], start_new_session=True)
-        return daemon.pid
+        told = directory / f"daemon-{facts['index']}"
+        without_a_trace = f"echo $$ > {told}.new; mv {told}.new {told}; exec sleep 600"
+        subprocess.run(["env", "-i", "setsid", "--fork", "sh", "-c", without_a_trace], check=True)
+        while not told.exists():
+            time.sleep(0.01)
+        return daemon.pid, int(told.read_text())
 
-    daemons = run_on_pod(trace.gang(leave_things_behind), "v4-16")
+    daemons = [pid for pids in run_on_pod(trace.gang(leave_things_behind), "v4-16") for pid in pids]
     for index in range(2):
         wait_until(functools.partial(has_content, directory / f"uploaded-{index}", b"the last step"), 15)
         assert (directory / f"thread-{index}").exists(), "threads are waited for before exit handlers run"

@@ -133,7 +133,7 @@ def launches_of_a_job_that_ran() -> Row:
         world.do(failed_launch(world, job))
         world.confirm(job)
     assert (job.state, job.preemptions) == (JobState.PENDING, before)
-    return TpuFailed.__name__, NOTHING
+    return "–", NOTHING
 
 
 def cancelled() -> Row:
@@ -154,7 +154,9 @@ PROVIDER = HostEvidence(GONE, provider=ProviderWord(ProviderState.PREEMPTED, "it
 STORIES: dict[str, Callable[[], Row]] = {
     "the host is gone, or its processes, and it had notice": lambda: judged(None, HostEvidence(GONE, NOTICED)),
     "the task's process ended by itself on a host": lambda: judged(EndKind.CRASHED, HostEvidence(draining=NOTICED)),
-    "every task said": lambda: judged(EndKind.STOPPED, ON_A_SOUND_HOST, (KEY, moved(NoticeKind.PREEMPTION)), True),
+    "a host had notice, and the gang": lambda: judged(
+        EndKind.STOPPED, ON_A_SOUND_HOST, (KEY, moved(NoticeKind.PREEMPTION)), True
+    ),
     "the host is gone, or has not answered": lambda: same(
         judged(None, HostEvidence(GONE)), judged(EndKind.RETURNED, HostEvidence(GONE))
     ),
@@ -185,6 +187,7 @@ ELSEWHERE = {
     "no task has called `heartbeat()` for `stall_timeout`": "tests/unit/actors/pool/test_attempt.py",
     "no task has called `heartbeat()` for much longer": "tests/unit/actors/pool/test_ends.py",
     "no host can set up": "tests/unit/actors/pool/test_ends.py",
+    "[no host has a version": "tests/unit/actors/pool/test_versions.py",
     "a host is found lost within half a second": "tests/unit/actors/pool/test_ends.py",
 }
 """Rows that other tests play."""
@@ -208,4 +211,4 @@ def test_numbers_on_the_page_are_those_of_the_code() -> None:
     assert (HOST_SILENCE_S, AT_ONCE_S, RUNNING_DELAY_S, QUICK_S, MOST_FAILED_LAUNCHES) == (5.0, 0.5, 0.1, 10.0, 10)
     words = re.sub(r"\s+", " ", TEXT)
     assert QUICK_ENDS_ARE_FAILURES == 5
-    assert "five times in a row and within 10 s each time, each further loss costs a failure" in words
+    assert "five times in a row and within 10 s each time, each further loss of this kind costs a failure" in words

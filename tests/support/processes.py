@@ -251,6 +251,9 @@ class ChildRunner:
     def exit_code(self) -> int | None:
         return None
 
+    def orphans(self) -> list[ProcessIdentity]:
+        return []
+
     def close(self) -> None:
         pass
 

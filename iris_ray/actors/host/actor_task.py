@@ -11,6 +11,7 @@ from iris_ray.actors.calls.clocks import Moment
 from iris_ray.actors.protocol.host_interface import TaskInterface
 from iris_ray.actors.protocol.messages import ProcessReady, TaskLaunch
 from iris_ray.model.outcomes import EndKind, TaskEnd
+from iris_ray.processes.identity import ProcessIdentity
 
 
 class ActorProcess:
@@ -54,6 +55,9 @@ class ActorProcess:
 
     def exit_code(self) -> int | None:
         return None
+
+    def orphans(self) -> list[ProcessIdentity]:
+        return []
 
     def close(self) -> None:
         """Nothing is left to do."""

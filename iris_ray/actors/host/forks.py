@@ -28,7 +28,7 @@ from iris_ray.actors.protocol.messages import ProcessReady, TaskLaunch
 from iris_ray.framing import ConnectionLost, Frame, Frames
 from iris_ray.model.outcomes import EndKind, TaskEnd
 from iris_ray.processes.identity import ProcessIdentity, stat_of
-from iris_ray.processes.tree import TOKEN_VARIABLE, ProcessTree, end_processes
+from iris_ray.processes.tree import TOKEN_VARIABLE, ProcessTree, children_of, end_processes
 
 logger = logging.getLogger(__name__)
 
@@ -291,6 +291,15 @@ class Zygote:
         if self._why_retired is not None and not self.ended:
             self._retire(self._why_retired)
 
+    def orphans(self) -> list[ProcessIdentity]:
+        """Return the running children that it has not forked: its tasks have started them, and they have lost their
+        parents. None are returned while it forks, because the new child may not be known yet.
+        """
+        if self.tree is None or self.ended or self._asked:
+            return []
+        stats = (stat_of(pid) for pid in children_of(self.tree.pid) if pid not in self.forked)
+        return [stat.identity for stat in stats if stat and stat.parent == self.tree.pid and not stat.has_ended]
+
     def end(self) -> None:
         """End it and all its descendants. Return at once."""
         self._end_with(ZygoteFailed("it was ended"))
@@ -470,6 +479,9 @@ class ForkedProcess:
     @property
     def zygote_ended(self) -> bool:
         return self._fork.code is None and self._zygote.ended
+
+    def orphans(self) -> list[ProcessIdentity]:
+        return self._zygote.orphans()
 
     def exit_code(self) -> int | None:
         return -signal.SIGKILL if self.zygote_ended else self._fork.code

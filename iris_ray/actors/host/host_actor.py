@@ -327,7 +327,7 @@ class TPUHostActor:
             await self._contact.count()
         logger.error(
             "%s: no call from the pool for %g s, so the tasks here end: the network is broken, or the SlicePoolManager"
-            " hangs. The job continues elsewhere",
+            " hangs. The job restarts as soon as its pool notices",
             self._name,
             HOST_UNASKED_S,
         )

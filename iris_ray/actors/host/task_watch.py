@@ -79,6 +79,11 @@ class TaskRunner(Protocol):
         A fork's is known unless its zygote hangs.
         """
 
+    def orphans(self) -> list[ProcessIdentity]:
+        """Return the processes that tasks of the zygote have started and that have lost their parents; none if that is
+        not known here.
+        """
+
     def close(self) -> None:
         """Note that the process is gone."""
 
@@ -280,9 +285,23 @@ class TaskWatch:
         held = None
         if self._devices is not None and self.has_started:  # a task that has not started never had the chips
             await asyncio.gather(*(other.gone.wait() for other in self._beside()))
+            await self._end_orphans()
             held = await asyncio.to_thread(wait_until_free, self._devices, self._ledger)
         self.forget()
         return None if held is None else held.why
+
+    async def _end_orphans(self) -> None:
+        """End what no search has found: it had left its parent, its session and its environment before any update.
+
+        Call this when no task of the host runs, because an orphan may be any task's.
+
+        Raises:
+            RuntimeError: some can't be ended.
+        """
+        while orphans := self._runner.orphans():
+            self._tree.adopt(orphans)
+            if left := await asyncio.to_thread(end_processes, orphans, self._search, DYING_S):
+                raise RuntimeError(f"processes of a task can't be ended: {', '.join(left)}")
 
     async def _end_process(self, reason: str | None, exit_grace: float) -> None:
         """End the task's own process: let it exit if the task has returned or failed, then kill it."""

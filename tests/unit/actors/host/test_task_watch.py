@@ -28,6 +28,7 @@ from iris_ray.model.notices import Notice, NoticeKind, Replacement
 from iris_ray.model.outcomes import EndKind, TaskEnd
 from iris_ray.processes.identity import ProcessIdentity
 from iris_ray.processes.tree import Listing, ProcessTree
+from tests.support.forks import a_zygote, launch_of, waiting_fork
 from tests.support.processes import (
     NOTICE,
     PATIENCE_S,
@@ -472,3 +473,36 @@ def test_children_of_crashed_task_are_ended(
 
     left = watched(child, tmp_path, crash)
     assert left == [False, False, not noted], "who left the group at once, before anybody saw it, can't be known"
+
+
+@pytest.mark.parametrize("exclusive", [True, False])
+async def test_process_that_has_left_its_task_without_a_trace_is_ended(
+    own_host: Path, monkeypatch: pytest.MonkeyPatch, exclusive: bool
+) -> None:
+    """It has another parent, session and environment before anybody sees it. On a shared host it may be any task's."""
+    monkeypatch.setattr(task_watch, "DESCENDANTS_S", PATIENCE_S)
+    told = own_host / "daemon"
+
+    def leave_daemon() -> None:
+        import subprocess
+
+        program = f"echo $$ > {told}.new; mv {told}.new {told}; exec sleep 60"
+        subprocess.run(["env", "-i", "setsid", "--fork", "sh", "-c", program], check=True)
+        while not told.exists():
+            time.sleep(0.01)
+
+    async with a_zygote() as zygote:
+        process, ready = await waiting_fork(zygote, own_host)
+        another, _ = await waiting_fork(zygote, own_host)
+        root = ProcessIdentity(ready.pid, ready.started)
+        devices = Devices(own_host / "lock", ()) if exclusive else None
+        known, ledger = ProcessTree(root, ready.token), ProcessLedger(own_host, exclusive)
+        watch = TaskWatch(process, WatchedProcess(root), known, ledger, devices, NoOutput())
+        assert (await watch.run(launch_of(leave_daemon))).kind is EndKind.RETURNED
+        daemon = identity_of(psutil.Process(int(told.read_text())))
+        assert zygote.orphans() == [daemon]
+        assert await watch.end(None, PATIENCE_S) is None
+        assert daemon.runs() is not exclusive
+        assert another.exit_code() is None, "it waits for its task"
+        another.kill()
+        another.close()
