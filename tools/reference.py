@@ -246,7 +246,7 @@ def _below(group: click.Group, context: click.Context) -> Iterator[tuple[str, cl
 
 def _command(command: click.Command, context: click.Context) -> Iterator[str]:
     pieces = command.collect_usage_pieces(context)
-    yield from ("```plain", " ".join([context.command_path, *pieces]), "```", "")
+    yield from ("```plain", " ".join(filter(None, [context.command_path, *pieces])), "```", "")
     for part in re.split(r"\n\s*\n", inspect.cleandoc(command.help or "")):
         if part.startswith("\b"):
             yield from ("```plain", textwrap.dedent(part.removeprefix("\b").strip("\n")), "```", "")
@@ -260,6 +260,8 @@ def _command(command: click.Command, context: click.Context) -> Iterator[str]:
         for flag, told in records:
             yield f"| `{_cell(flag)}` | {_markdown(_cell(' '.join(told.split())))} |"
         yield ""
+    if command.epilog:  # the forms of its values, and its other names
+        yield from (command.epilog, "")
 
 
 def _cell(text: str) -> str:

@@ -58,6 +58,7 @@ class ProvisionerLine(TypedDict):
     "--min",
     "least",
     type=click.IntRange(0),
+    metavar="N",
     default=0,
     show_default=True,
     help="The number of slices of each type to keep, whether jobs need them or not.",
@@ -66,6 +67,7 @@ class ProvisionerLine(TypedDict):
     "--max",
     "most",
     type=click.IntRange(1),
+    metavar="N",
     help="The largest number of slices of each type. Required without --budget.",
 )
 @click.option(
@@ -159,7 +161,12 @@ class ProvisionerLine(TypedDict):
 )
 @click.option("--external-ips", is_flag=True, help="Give each host a public address.")
 @click.option(
-    "--name", "owner", default="iris", show_default=True, help="The name of this provisioner, which marks its slices."
+    "--name",
+    "owner",
+    default="iris",
+    show_default=True,
+    metavar="NAME",
+    help="The name of this provisioner, which marks its slices.",
 )
 @click.option(
     "--idle",
@@ -223,9 +230,10 @@ def provision(
     This runs until you end it; its slices stay. It only touches slices that a provisioner of its --name has made. Try
     it with --dry-run first.
 
-    It also deletes slices that have failed, have lost hosts for minutes or never join the cluster. If --budget, or the
-    chips of a reservation or location, leave no room for a waiting job, slices of other types are deleted for it: idle
-    ones or, if you are an operator, slices that jobs of lower bands have to leave. docs/provisioner.md has the rules.
+    It also deletes slices that have failed, have lacked hosts for minutes or never join the cluster. If --budget, or
+    the chips of a reservation or location, leave no room for a waiting job, it deletes slices of other types for the
+    job: idle ones, or ones that jobs of lower bands have to leave. You must be an operator, except to delete failed or
+    suspended slices and requests that wait. docs/provisioner.md has the rules.
 
     \b
       iris-ray cluster provision --tpu v6e-16 --max 4 --spot --runtime-version v2-alpha-tpuv6e --dry-run

@@ -71,7 +71,8 @@ def completion(shell: str) -> None:
       eval "$(iris-ray completion bash)"      in ~/.bashrc; zsh likewise in ~/.zshrc
       iris-ray completion fish | source       in ~/.config/fish/config.fish
 
-    Jobs and slices are those of the cluster that RAY_ADDRESS or --address names, if it answers within two seconds.
+    Jobs and slices are those of the cluster that --address or RAY_ADDRESS names, or of the one on this machine. They
+    are completed if it answers within two seconds.
     """
     from iris_ray.cli.main import main
 

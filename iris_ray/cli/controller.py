@@ -98,7 +98,7 @@ def controller() -> None:
 def start(assignments: tuple[str, ...], as_json: bool) -> None:
     """Start it, unless it runs; it continues from the records of an earlier one.
 
-    --setting is for the commands that start a cluster's head: it makes sure that a new cluster has its operators.
+    --setting is for scripts that start a cluster's head, so that a new cluster has its operators from the beginning.
 
     \b
       iris-ray cluster controller start --setting operators=olga,otto
@@ -153,7 +153,7 @@ def stop(yes: bool, as_json: bool) -> None:
 @json_option(ControllerNow)
 @node_address_option
 def upgrade(dry_run: bool, as_json: bool) -> None:
-    """Replace it by the version installed here and on the head.
+    """Replace it with the version installed here and on the head.
 
     Running jobs continue. Nothing changes if the new one could not read the records of the old one or would not
     understand the processes of unfinished jobs, or if another version is installed on the head. If the new one does not

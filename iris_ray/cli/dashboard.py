@@ -8,8 +8,10 @@ from iris_ray.cli.address import cluster, node_address_option
 
 
 @click.command()
-@click.option("--port", type=click.IntRange(0, 65535), default=8267, show_default=True, help="0: a free one.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen; others need a token to read.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8267, show_default=True, metavar="PORT",
+              help="The port to listen on; 0: a free one.")  # fmt: skip
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS",
+              help="The address to listen on. If other machines can reach it, readers need a token.")  # fmt: skip
 @node_address_option
 def dashboard(port: int, host: str) -> None:
     """Web pages of the fleet, the queue, jobs, users and events, live. Ctrl-C ends it.

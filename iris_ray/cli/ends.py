@@ -63,8 +63,8 @@ def wait(jobs: tuple[str, ...], first: bool, timeout: float | None, as_json: boo
       iris-ray wait train-5e6f7a8b --timeout 12h
       iris-ray wait --any train-5e6f7a8b train-9c0d1e2f
 
-    With --any, only jobs that have ended count. Ctrl-C ends the wait and leaves the jobs alone. When the Controller is
-    gone, the command waits for the next one, for five minutes.
+    With --any, only jobs that have ended count. Ctrl-C ends the wait, and the jobs continue. If the Controller goes
+    away meanwhile, the command waits up to five minutes for the next one.
     """
     with cluster():
         over, ends = _wait(ControllerConnection(), list(dict.fromkeys(jobs)), first, timeout)
@@ -143,7 +143,7 @@ def cancel(jobs: tuple[str, ...], yes: bool, as_json: bool) -> None:
       iris-ray cancel train-1a2b3c4d
       iris-ray ls -q --user ann --state pending | xargs iris-ray cancel --yes
 
-    On a terminal the command asks once; Ctrl-C at that question leaves the jobs alone. If one of the ids is unknown,
+    On a terminal the command asks once; Ctrl-C at that question cancels nothing. If one of the ids is unknown,
     or one of the jobs is not yours to cancel, nothing is cancelled. If the cluster names no operators, everybody is
     one. At the address of a dashboard, JOB may also be a job of Ray's job API.
     """

@@ -75,10 +75,11 @@ def give_notice(target: str, seconds: float, reason: str | None, as_json: bool) 
       iris-ray host give-notice v4-32-7/3 --in 5m --reason "kernel update"
       iris-ray host give-notice here --in 12s     on the host itself, as the preStop hook of a pod
 
-    Their gangs save and continue elsewhere, as after a notice from the cloud. This is final: the hosts take no more
-    jobs until Ray is restarted on them. Only operators may do this, except with `here`. The command ends nothing, and
-    `here` needs no Controller. The exit code is 1 if tasks are still there at the end or can't be seen, or if Ray does
-    not drain a host.
+    Their gangs save and continue elsewhere, as after a notice from the cloud. This is final: Ray ends its node on a
+    host once nothing runs there, and the host takes no more jobs until Ray is restarted on it. The command ends no
+    task. Only operators may do this, except with `here`, which Ray's account may always use, and which needs no
+    Controller. The exit code is 1 if tasks are still there at the end or can't be seen, or if Ray does not drain a
+    host.
     """
     deadline, why = time.time() + seconds, reason or "iris-ray host give-notice"
     tell = _tell_here if target == HERE else partial(_tell_others, target)

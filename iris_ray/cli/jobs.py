@@ -112,7 +112,7 @@ _TASK_HEADERS = ("TASK", "STATE", "ATTEMPT", "RAN", "EXIT", "SLICE", "HOST", "AD
 @list_options(list[TaskStatus], "tasks as JOB/NUMBER")
 @address_option
 def tasks(job: str, form: ListForm) -> None:
-    """The tasks of a job: their states and hosts, for how long each ran, and its exit code.
+    """The tasks of a job: the state, host, run time and exit code of each.
 
     With --json also the latest attempts of each task, when they began and ended, and how.
 

@@ -55,14 +55,14 @@ KERNEL: Final[Mapping[str, Command]] = {
         "iris_ray.cli.settings:settings", "Settings of the whole cluster: show, set or reset them."
     ),
     "cluster controller": Command(
-        "iris_ray.cli.controller:controller", "The cluster's Controller: start, upgrade, status, export."
+        "iris_ray.cli.controller:controller", "The cluster's Controller: start, stop, upgrade, status, export, import."
     ),
     "cluster controller start": Command(
         "iris_ray.cli.controller:start", "Start it, unless it runs; it continues from the records of an earlier one."
     ),
     "cluster controller stop": Command("iris_ray.cli.controller:stop", "End it; running jobs continue."),
     "cluster controller upgrade": Command(
-        "iris_ray.cli.controller:upgrade", "Replace it by the version installed here and on the head."
+        "iris_ray.cli.controller:upgrade", "Replace it with the version installed here and on the head."
     ),
     "cluster controller status": Command("iris_ray.cli.controller:status", "Show its epoch, version, jobs and hosts."),
     "job": Command(
@@ -235,7 +235,7 @@ def every_command(group: click.Group = main, before: str = "") -> Iterator[tuple
 
 @click.group(cls=Commands, sections=section_of("job"))
 def job() -> None:
-    """All about jobs. Those that one types daily also work without "job".
+    """Commands about jobs. The everyday ones also work without "job".
 
     \b
       iris-ray job status train-1a2b3c4d

@@ -27,7 +27,7 @@ def yes_option(command: Command) -> Command:
 
 
 def reason_option(command: Command) -> Command:
-    return click.option("--reason", help="The reason, which people are shown.")(command)
+    return click.option("--reason", help="The reason, which other users see.")(command)
 
 
 TARGET_HELP = (

@@ -105,7 +105,7 @@ def list_options(shape: Any, ids: str = "ids") -> Callable[[Callable[..., Any]],
         with_form.__dict__.update(command.__dict__)
         with_form.__name__, with_form.__doc__ = command.__name__, command.__doc__
         with_form.__module__ = command.__module__
-        quiet = click.option("--quiet", "-q", "only_ids", is_flag=True, help=f"Print {ids} only, one on a line.")
+        quiet = click.option("--quiet", "-q", "only_ids", is_flag=True, help=f"Print {ids} only, one per line.")
         return json_option(shape)(quiet(with_form))
 
     return decorate

@@ -144,12 +144,12 @@ class _Rerun(click.Command):
 @click.command(cls=_Rerun, context_settings={"ignore_unknown_options": True})
 @click.argument("job", shell_complete=all_jobs)
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED, metavar="[FLAGS] [-- ARGUMENTS]")
-@click.option("--current-code", is_flag=True, help="With the code as it is here now, not with that of the job.")
+@click.option("--current-code", is_flag=True, help="Send the code as it is here now, not that of the job.")
 @click.option("--dry-run", is_flag=True, help="Only print the command that would run.")
 @node_address_option
 @click.pass_context
 def rerun(context: click.Context, job: str, flags: tuple[str, ...], current_code: bool, dry_run: bool) -> None:
-    """Run a job again: the command that has submitted it, with other flags if you give some.
+    """Run a job again: repeat the command that submitted it, with other flags if you give some.
 
     \b
       iris-ray rerun train-1a2b3c4d

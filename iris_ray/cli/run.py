@@ -43,15 +43,14 @@ def run(target: str, second: str | None, arguments: tuple[str, ...], flags: JobF
     The job has one fresh process per host by default, all or none; after a preemption it starts again from the
     beginning. Its output appears here; while it waits, the reason does. The hosts need iris_ray. In a git checkout, the
     current directory is sent to them without files that git ignores, files above 64 MB and files that look like
-    secrets; a line says how much. Elsewhere only the script is sent, or --working-dir; but at the address of a
-    dashboard, the current directory is sent outside of a checkout as well.
+    secrets; a line says how much. Outside of a checkout only the script is sent, except at the address of a dashboard,
+    where the current directory is sent as well. --working-dir sends another directory instead.
 
     The job ends with this command (for one that does not: `iris-ray submit -f`). Ctrl-C asks whether to cancel it;
     Enter or a second Ctrl-C cancels, n goes on waiting. Without a terminal Ctrl-C cancels at once.
 
-    TPU_TYPE, which may also be given with --tpu, is one that `iris-ray host ls` lists; on a cluster that has had no job
-    yet, one that `iris-ray doctor` lists. ARGUMENTS are the script's sys.argv[1:], or strings for the function. Results
-    of the function other than None are printed.
+    TPU_TYPE may also be given with --tpu; `iris-ray host ls` lists the types of the cluster's slices. ARGUMENTS are the
+    script's sys.argv[1:], or strings for the function. Results of the function other than None are printed.
     """
     from iris_ray.client.run_options import local_mode, without_mode
 

@@ -87,7 +87,8 @@ class SubmittedRun(TypedDict):
               help="Files of the directory not to send to a dashboard, as in .gitignore; with --ray-job or"
               " --working-dir. Repeatable.")  # fmt: skip
 @click.option("--env-file", metavar="FILE",
-              help="A file of variables for Ray's job API, NAME=VALUE on each line, such as secrets.")  # fmt: skip
+              help="A file of variables, NAME=VALUE on each line, such as secrets, for a job sent to a dashboard."
+              )  # fmt: skip
 @json_option(Submitted | SubmittedRun)
 @address_option
 def submit(
@@ -116,9 +117,9 @@ def submit(
       iris-ray submit --ray-job --address http://10.0.0.2:8265 train.py -- --steps 1000
 
     This prints the job's id and ends; the job goes on. If the cluster as it is can't run the job, a line on stderr says
-    so. The commands about one job take that id. With --follow the command stays until the job's end and takes its
-    exit code from it. Ctrl-C leaves the job running, unless you answer y to the question. --json prints the id only; it
-    does not go with --follow.
+    so. The commands about one job take that id. With --follow, the command prints the tasks' output until the job ends;
+    its exit code is 0 if the job has succeeded, else 1. Ctrl-C leaves the job running, unless you answer y to the
+    question. --json prints the id only; it can't be combined with --follow.
 
     Without --tpu the tasks run on any host that has what they need. With --group-by they are a gang: they start
     together, each on a host of its own, and again together after a loss. On slices there is one task on every host by
@@ -127,8 +128,8 @@ def submit(
 
     From a machine that can reach nothing but the dashboard, give the dashboard's address. The current directory is
     sent, without files that git ignores and files that look like secrets; with --working-dir, that directory, without
-    files that its .gitignore names. The size is shown first. Without --ray-job, files above 64 MB of the current
-    directory stay as well. With --ray-job the script runs once, on the cluster, and calls run_on_pod itself. Then logs,
+    files that its .gitignore names. The size is shown first. Without --ray-job, files of the current directory above 64
+    MB are not sent either. With --ray-job the script runs once, on the cluster, and calls run_on_pod itself. Then logs,
     status and cancel take the id that is printed, with the same --address.
     """
     _require_fitting_options(ray_job)

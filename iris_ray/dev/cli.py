@@ -55,7 +55,7 @@ class _Dev(Commands):
 
 @click.group(cls=_Dev, sections=section_of("dev"))
 def dev() -> None:
-    """Slices to work on: held by a job of the queue, with a process on every host that starts your code at once.
+    """Hold slices to work on: a job of the queue holds them, and a process on every host starts your code at once.
 
     \b
       iris-ray dev hold v4-32 --name mine              holds a v4-32, and says when it is there
@@ -181,12 +181,12 @@ def run(name: str, command: tuple[str, ...], env: dict[str, str]) -> None:
     The program has the environment that a task has, with all chips; iris_ray.jax.initialize() joins all hosts. Files
     that git ignores stay here, and so do caches and virtual environments, such as __pycache__ and .venv. Files that
     look like secrets, files above 64 MB and links out of the directory stay as well; a line names up to four.
-    `python SCRIPT`, -m and -c run in a fork of a process that has imported --preload already, whatever path is before
-    `python`; not with other flags of Python, and not if --env has a variable that acts when a process starts, such as
-    JAX_… or PYTHON….
+    `python SCRIPT`, -m and -c, also with -u, run in a fork of a process that has imported the modules of --preload
+    already; a path before `python` is ignored then. With other flags of Python, or if --env sets a variable that acts
+    when a process starts, such as JAX_… or PYTHON…, a new process is started.
 
-    Ctrl-C ends it everywhere; nothing of it is left. If a program fails, the others are ended, and its exit code is
-    that of this command.
+    Ctrl-C ends the program and all its processes on all hosts. If it fails on one host, it is ended on the others, and
+    this command has the exit code of the first failure.
     """
     from iris_ray.dev.code import OF_A_RAY_JOB
     from iris_ray.dev.code_directory import CodeDirectory

@@ -60,7 +60,8 @@ def goodput(
       iris-ray job goodput train-1a2b3c4d      one job, by kind of time
       iris-ray job goodput --since 7d --csv    all jobs of a week, for a spreadsheet
 
-    Below is what failures cost: the time of the steps that were done again, and all the time until the next new step.
+    A second table has the cost of failures: the time of the steps that were repeated, and all the time until the next
+    new step.
 
     Goodput is the productive share of the time since user code began, as Google's ml-goodput-measurement defines it.
     Only jobs that are one gang are measured, and those whose tasks call iris_ray.heartbeat(step) have a goodput. Of

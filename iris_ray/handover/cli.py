@@ -78,11 +78,11 @@ def export(file: Path, variables: bool, as_json: bool) -> None:
       iris-ray cluster controller export queue.jsonl
       jq 'select(.kind == "job") | .job_id' queue.jsonl
 
-    Nothing changes in the cluster. The file is one JSON object on each line; only its owner may read it (mode 0600). A
-    detached job (iris-ray submit) can be started again from it: its function and its working directory are in the file.
-    The values of its environment variables are not, unless you say --variables; those of its secrets never are. The
-    command names jobs that can't be exported, above all those whose caller waits for their results, because that caller
-    ends with the cluster.
+    Nothing changes in the cluster. FILE must not exist yet. It gets one JSON object on each line; only its owner may
+    read it (mode 0600). A detached job (iris-ray submit) can be started again from it: its function and its working
+    directory are in the file. The values of its environment variables are not, unless you say --variables; those of its
+    secrets never are. The command names jobs that can't be exported, above all those whose caller waits for their
+    results, because that caller ends with the cluster.
     """
     from iris_ray.actors.controller.journal import Journal
     from iris_ray.handover.controller import hand_over
@@ -180,7 +180,7 @@ def _packages_of(*environments: Mapping[str, Any]) -> list[str]:
 @json_option(Imported)
 @node_address_option
 def import_(file: Path, env_file: str | None, jobs_only: bool, as_json: bool) -> None:
-    """Take over what an export has written, into a new cluster.
+    """Import the file of an export into a new cluster.
 
     \b
       iris-ray cluster controller import queue.jsonl

@@ -188,19 +188,26 @@ _FILTERS = {"JOB": (), "--sql": (), "--events": ("since", "until"), "--utilisati
 @click.command()
 @click.argument("job", required=False)
 @click.option("--user", metavar="NAME", help="Only jobs of this user.")
-@click.option("--since", type=Time(), help="Only what was there since then.")
-@click.option("--until", type=Time(), help="Only what was there before.")
-@click.option("--state", type=click.Choice([*(state.value for state in JobState), "lost"]), help="Only in this state.")
+@click.option(
+    "--since", type=Time(), help="Only jobs that had not ended before this time; events and chips since then."
+)
+@click.option(
+    "--until", type=Time(), help="Only jobs that were submitted before this time; events and chips until then."
+)
+@click.option(
+    "--state", type=click.Choice([*(state.value for state in JobState), "lost"]), help="Only jobs in this state."
+)
 @click.option(
     "--cause",
     type=click.Choice([cause.value for cause in FailureCause]),
-    help="Only jobs with an attempt that ended so.",
+    help="Only jobs with an attempt that ended for this cause.",
 )
 @tpu_option("Only jobs on slices of this type; with --utilisation, only chips of it.")
 @click.option("--name", metavar="TEXT", help="Only jobs with this text in their name or id.")
 @click.option(
     "--limit",
     type=click.IntRange(1, MOST_ROWS_EVER),
+    metavar="N",
     default=50,
     show_default=True,
     help="The largest number of rows; JOB and --utilisation ignore it.",

@@ -321,9 +321,9 @@ class ChipsOfTask(TypedDict, total=False):
 @json_option(list[ChipsOfTask])
 @address_option
 def chips(job: str, task: int | None, as_json: bool) -> None:
-    """How much the chips of a job are used now: duty cycle and memory, as libtpu tells on their hosts.
+    """How much the chips of a job are used now: duty cycle and memory, as libtpu reports them on their hosts.
 
-    The duty cycle is the part of the last seconds in which a chip's TensorCore has worked. libtpu says nothing before
+    The duty cycle is the part of the last seconds in which a chip's TensorCore was busy. libtpu reports nothing before
     the task uses its chips.
 
     \b

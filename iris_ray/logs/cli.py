@@ -100,9 +100,9 @@ def logs(
       iris-ray logs train-1a2b3c4d --grep "nan|Traceback" -C 3    searched on the hosts: all tasks, ten attempts
 
     The output of one task is printed as it is; that of several tasks, at a limited rate. While the job waits, -f says
-    why. When the Controller is gone, -f waits for the next one, for five minutes. Ctrl-C ends -f and leaves the job
-    alone. --grep ends with code 1 if no line matches. Times are in the time zone of this machine, and may be a second
-    early, or three if the task has printed without a pause for a day: docs/logs.md.
+    why. If the Controller goes away meanwhile, -f waits up to five minutes for the next one. Ctrl-C ends -f, and the
+    job continues. --grep ends with code 1 if no line matches. Times are in the time zone of this machine. They may be a
+    second early, and three seconds early in a log file that has grown for a day: docs/logs.md.
     """
     if pattern is None and context is not None:
         raise click.UsageError("--context is for --grep.")

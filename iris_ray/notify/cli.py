@@ -17,7 +17,7 @@ _HEADERS = ("WHEN", "JOB", "EVENT", "TO", "OUTCOME", "TRIES", "NOTE")
 
 @click.group("notifications", cls=SuggestingGroup)
 def notifications() -> None:
-    """Who was told what about jobs.
+    """Notifications about jobs: the latest ones, and a test of a destination.
 
     \b
       iris-ray cluster secrets set TEAM_HOOK
@@ -37,7 +37,7 @@ def notifications() -> None:
 @list_options(list[Notification], "ids of jobs")
 @address_option
 def ls(job_id: str | None, limit: int, form: ListForm) -> None:
-    """List the latest notifications, of JOB or of all jobs, with what has become of them."""
+    """List the latest notifications, of JOB or of all jobs, and whether each was delivered."""
     with cluster():
         found = ControllerConnection().ask(NotifyCalls.list_notifications, job_id, limit)
     form.show(found, lambda one: one.job_id, _HEADERS, _row, "nobody was told anything")

@@ -11,6 +11,8 @@ SERVICE: Final = Service(
     admits=("notify",),
     pages=(Page("/api/notifications", "iris_ray.notify.pages:notifications"),),
     commands={
-        "job notifications": Command("iris_ray.notify.cli:notifications", "Who was told what about jobs; send a test.")
+        "job notifications": Command(
+            "iris_ray.notify.cli:notifications", "The latest notifications about jobs; send a test."
+        )
     },
 )

@@ -24,7 +24,7 @@ _HEADERS = ("NAME", "REVISION", "SET BY", "SET AT", "FOR", "JOBS", "NOTE")
 
 @click.group("secrets", cls=SuggestingGroup)
 def secrets() -> None:
-    """The cluster's secrets, such as API keys: set by operators, used by jobs, shown to nobody.
+    """The cluster's secrets, such as API keys: set by operators and used by jobs. No command lists their values.
 
     \b
       iris-ray cluster secrets set WANDB_API_KEY          asks for the value
@@ -34,8 +34,8 @@ def secrets() -> None:
       iris-ray cluster secrets rm WANDB_API_KEY
 
     A job names them: --secret WANDB_API_KEY=store:, or secrets={"WANDB_API_KEY": Secret.from_store("WANDB_API_KEY")}
-    in Python. They are files on the cluster's head that only the account of Ray can read. They outlast the cluster if
-    the head's disk does.
+    in Python. Its tasks can read them, and so can their user and operators with `iris-ray exec`. They are files on the
+    cluster's head that only Ray's account can read, and outlast the cluster if the head's disk does.
     """
 
 
@@ -177,8 +177,8 @@ def _time(at: float) -> str:
 def rm(name: str, yes: bool, as_json: bool) -> None:
     """Remove the secret NAME.
 
-    What runs keeps its value. Jobs that name it can't start again until it is set anew; on a terminal the command asks
-    if there are such jobs. Only operators may do this.
+    Running tasks keep their value. Jobs that name it can't start again until it is set anew, and new ones are refused.
+    On a terminal, the command asks if unfinished jobs name it. Only operators may do this.
     """
     from iris_ray.client.connection import current_user
 

@@ -22,7 +22,7 @@ import click
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.services import module_of
 from iris_ray.cli.address import address_option, cluster, head_of_dashboard
-from iris_ray.cli.conventions import FAILED, OK, say_error
+from iris_ray.cli.conventions import FAILED, INTERRUPTED, OK, USAGE, say_error
 from iris_ray.cli.output import json_option
 from iris_ray.cli.printing import print_json
 from iris_ray.cli.streams import INPUT_BYTES, CtrlC, print_bytes, wait_for
@@ -43,7 +43,8 @@ import os, sys, tarfile
 sys.excepthook = lambda kind, error, trace: print(f"{kind.__name__}: {error}", file=sys.stderr)
 path = os.path.expanduser(sys.argv[1])
 if not os.path.exists(path):
-    sys.exit(f"there is no {path} on the task's host")
+    print(f"there is no {path} on the task's host", file=sys.stderr)
+    sys.exit(2)
 with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", format=tarfile.PAX_FORMAT) as stream:
     stream.add(os.path.realpath(path), "copied")
 """
@@ -51,11 +52,21 @@ RECEIVE = """\
 import os, shutil, sys, tarfile, tempfile
 sys.excepthook = lambda kind, error, trace: print(f"{kind.__name__}: {error}", file=sys.stderr)
 target, name, size = os.path.expanduser(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+def refuse(why):
+    print(why, file=sys.stderr)
+    sys.exit(2)
+def judged(member, path):
+    inner = member.replace(name=member.name.removeprefix("copied/"), deep=False)
+    if member.islnk():
+        inner.linkname = member.linkname.removeprefix("copied/")
+    if member.name != "copied":  # a link to its parent would lead out of it at its target
+        tarfile.data_filter(inner, os.path.join(path, "copied"))
+    return tarfile.data_filter(member, path)
 if os.path.isdir(target):
     target = os.path.join(target, name)
 place = os.path.dirname(os.path.abspath(target))
 if not os.path.isdir(place):
-    sys.exit(f"there is no directory {place} on the task's host")
+    refuse(f"there is no directory {place} on the task's host")
 class Counted:
     read_bytes = 0
     def read(self, most):
@@ -66,14 +77,14 @@ made = tempfile.mkdtemp(prefix=".iris-ray-cp-", dir=place)
 try:
     counted = Counted()
     with tarfile.open(fileobj=counted, mode="r|") as stream:
-        stream.extractall(made, filter="data") if hasattr(tarfile, "data_filter") else stream.extractall(made)
+        stream.extractall(made, filter=judged) if hasattr(tarfile, "data_filter") else stream.extractall(made)
     while counted.read(1 << 16):
         pass
     if counted.read_bytes != size:
         sys.exit("the copy was cut off; nothing was changed")
     copied = os.path.join(made, "copied")
     if os.path.isdir(target) or (os.path.isdir(copied) and os.path.lexists(target)):
-        sys.exit(f"{target} exists on the task's host; remove it, or give another name")
+        refuse(f"{target} exists on the task's host; remove it, or give another name")
     os.replace(copied, target)
     print(target)
 finally:
@@ -128,10 +139,10 @@ def cp(source: str, target: str | None, output: bool, attempt: int | None, as_js
       iris-ray cp vocabulary.json train-1a2b3c4d:/tmp      to the host of task 0
       iris-ray cp train-1a2b3c4d:profiles ./profiles       a directory; paths are relative to the task's directory
 
-    One of the two is JOB/TASK:PATH, or JOB:PATH for task 0; a path here that has a colon begins with ./. A directory as
-    the target takes the source under its own name. A file is replaced, a directory is not. A link that is named is
-    followed; links in a directory are copied as links, and those out of it are refused. Only the job's user and
-    operators may do this.
+    One of the two is JOB/TASK:PATH, or JOB:PATH for task 0. Write ./ before a local path that contains a colon. If the
+    target is a directory, the copy goes into it under the name of the source. A file is replaced, a directory is not.
+    If the source is a link, its target is copied. Links within a directory are copied as links; a directory with links
+    that lead out of it is refused. Only the job's user and operators may do this.
 
     With --output, SOURCE names files that a task has written to $IRIS_OUTPUT_DIR, and the task may have ended:
 
@@ -322,7 +333,7 @@ async def _beside(
             channel = await session.run(CommandLine(tuple(words), takes_input=given is not None))
             ctrl_c.goes_to(channel)
             code = ctrl_c.judge(await follow(channel, show, None if given is None else _pieces(given)))
-    return FAILED if code not in (OK, 130) else code
+    return code if code in (OK, USAGE, INTERRUPTED) else FAILED
 
 
 async def _pieces(file: IO[bytes]) -> AsyncIterator[bytes]:

@@ -89,7 +89,11 @@ def of_models(command: Callable[..., None]) -> Callable[..., None]:
             command(SlotClient.connect(name), **given)
 
     return click.option(
-        "--name", default="slots", show_default=True, help="The name under which the models are served."
+        "--name",
+        default="slots",
+        show_default=True,
+        metavar="NAME",
+        help="The name under which the models are served.",
     )(called)
 
 
@@ -206,8 +210,8 @@ def serve(file: Path, dry_run: bool, form: ListForm) -> None:
       kill -HUP PID                               # reads the file again
 
     docs/serving.md describes the file. A file that makes no sense is refused as a whole, also when it is read again:
-    then the models are served as before. Models, aliases and keys change so; hosts, name, address, timeout_s and policy
-    only when it is started again. After SIGTERM, running requests may go on for 30 s; after Ctrl-C, for 2 s.
+    then the models are served as before. Models, aliases and keys can be changed in this way; hosts, name, address,
+    timeout_s and policy only by a restart. After SIGTERM, running requests may go on for 30 s; after Ctrl-C, for 2 s.
     --json and --quiet are for --dry-run.
     """
     if not (dry_run or form.is_table):

@@ -199,7 +199,9 @@ class PolicyReport(Report):
     type=Duration(0, MOST_S, above=True),
     help="How much is simulated.  [default: the days of FLEET.toml]",
 )
-@click.option("--seed", type=click.IntRange(0), help="Another seed: other jobs and losses of the same kind.")
+@click.option(
+    "--seed", type=click.IntRange(0), metavar="N", help="Another seed: other jobs and losses of the same kind."
+)
 @click.option("--policy", "chosen", multiple=True, metavar="NAME", help="Only this policy; may be repeated.")
 @click.option(
     "--picture",

@@ -29,7 +29,7 @@ _FREE = "(no team)"
 
 @click.group(cls=Commands, sections=section_of("team"))
 def team() -> None:
-    """Teams and their quotas: the chips that each may have, and how much of that others use meanwhile.
+    """Teams and their quotas: the chips that each team may use, and how many of them it lends to others.
 
     \b
       iris-ray team show
@@ -67,8 +67,8 @@ def show(team: str | None, as_toml: bool, form: ListForm) -> None:
 
     QUOTA and USED of a team include its parts'. BORROWED is its use beyond the quota, which is not counted for jobs
     without a team; LENT is the part of the quota that others use. RUNNING and WAITING count its own jobs only, without
-    its parts'. SHARE is for the resource of which it has most: the share of the cluster that it holds now, plus what it
-    held in the past hours, 1 for the whole cluster during an hour; older hours count less.
+    its parts'. SHARE is about the resource of which the team has the largest share: the share that it holds now, plus
+    its past use, in which an hour of the whole cluster is 1 and older hours count less.
     """
     if as_toml and (not form.is_table or team is not None):
         raise click.UsageError("--toml prints the file of all teams; leave out TEAM, --json and --quiet.")

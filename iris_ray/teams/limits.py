@@ -39,8 +39,8 @@ def limits(user: str | None, priority: str | None, reset: bool, form: ListForm, 
       iris-ray cluster limits ann --reset
 
     A limit holds in each band by itself: --chips 256 without --priority allows 256 chips in each of the bands. Running
-    jobs continue, even beyond a new limit. Limits last until --reset, also after a restart of the Controller. Only
-    operators may set them.
+    jobs continue, even beyond a new limit. Limits last until they are set anew or --reset, also after a restart of the
+    Controller. Only operators may set them.
     """
     from iris_ray.client.connection import current_user
 

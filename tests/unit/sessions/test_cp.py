@@ -56,6 +56,20 @@ def test_directory_is_copied_with_what_is_in_it(world: ControllerInProcess, tmp_
     assert (tmp_path / "back" / "sent" / "deep" / "x").exists()
 
 
+@pytest.mark.parametrize("to_host", [True, False])
+@pytest.mark.parametrize("target", ["../x", "../../x", "/etc/passwd"])
+def test_directory_with_link_out_of_it_is_refused(
+    world: ControllerInProcess, tmp_path: Path, target: str, to_host: bool
+) -> None:
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "out").symlink_to(target)
+    there, made = f"{JOB}:{tmp_path}", str(tmp_path / "made")
+    words = (made, f"{there}/sent") if to_host else (f"{there}/made", str(tmp_path / "sent"))
+    assert "link" in world.iris("cp", *words, code=FAILED if to_host else USAGE, quotes=True).stderr
+    assert not (tmp_path / "sent").exists()
+    assert left_behind(tmp_path) == []
+
+
 def test_link_that_is_named_is_followed_both_ways(world: ControllerInProcess, tmp_path: Path) -> None:
     """Such as latest.log. A copy of the link alone would lead nowhere, or to itself."""
     here, there = tmp_path / "here", tmp_path / "there"
@@ -107,7 +121,7 @@ def test_copy_that_is_cut_off_changes_nothing(
 def test_copy_from_host_that_fails_changes_nothing(world: ControllerInProcess, tmp_path: Path) -> None:
     (tmp_path / "target").write_text("before")
     monkeyed = tmp_path / "unreadable"
-    done = world.iris("cp", f"{JOB}:{monkeyed}", str(tmp_path / "target"), code=FAILED, quotes=True)
+    done = world.iris("cp", f"{JOB}:{monkeyed}", str(tmp_path / "target"), code=USAGE, quotes=True)
     assert f"there is no {monkeyed} on the task's host" in done.stderr
     assert (tmp_path / "target").read_text() == "before"
     assert left_behind(tmp_path) == []
@@ -129,5 +143,5 @@ def test_copy_that_can_not_work_is_refused(world: ControllerInProcess, words: tu
 
 def test_missing_directory_there_is_named(world: ControllerInProcess, tmp_path: Path) -> None:
     (tmp_path / "data").write_text("x")
-    done = world.iris("cp", str(tmp_path / "data"), f"{JOB}:/no/such/x", code=FAILED, quotes=True)
+    done = world.iris("cp", str(tmp_path / "data"), f"{JOB}:/no/such/x", code=USAGE, quotes=True)
     assert "there is no directory /no/such on the task's host" in done.stderr
