@@ -2,12 +2,15 @@
 
     python benchmarks/lent_room.py              # all cases, on 16 slices; some minutes
     python benchmarks/lent_room.py service      # one case
+    python benchmarks/lent_room.py trace --trace openb_pod_list_default.csv --slices 24   # minutes for each policy
 
 Cases:
 
 - service: a service without end on one slice for a day, a job for all 16 slices, and short jobs.
 - mixed: a week of short jobs and of larger ones, up to the whole fleet; each says for how long it runs at most.
 - unbounded: the same, but half of the short jobs don't say it.
+- trace: the last 30 days of Alibaba's cluster-trace-gpu-v2023, each job on as many slices as it had GPUs there, which
+  are at most 8. Half of the jobs say for how long they run at most: for 1.5 times as long as they ran there.
 
 Policies, all on the same jobs:
 
@@ -17,7 +20,7 @@ Policies, all on the same jobs:
 - conservative: every waiting job gets such a time (Mualem and Feitelson 2001).
 - keep all: after ten minutes everything that comes free is kept for the first job that does not fit.
 
-Large jobs are those on at least half of the slices. Use counts the slices that jobs hold.
+Large jobs are those on at least 8 slices. Use counts the slices that jobs hold.
 """
 
 import argparse
@@ -28,8 +31,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from pathlib import Path
 from random import Random
 
+from alibaba import jobs_of_last_days
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.workers import TPU
 from iris_ray.study import SimulatedJob, Simulation
@@ -37,7 +42,7 @@ from iris_ray.study.agenda import Timings
 from iris_ray.study.jobs import slice_spec
 from iris_ray.study.report import percentile
 
-SLICES, TPU_TYPE = 16, "v4-8"
+TPU_TYPE, LARGE = "v4-8", 8
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 BOUND_S = 10 * MINUTE
 MOST_PLANNED = 50
@@ -88,10 +93,10 @@ Policy = Callable[[float, Sequence[Job], int, Sequence[Running]], list[Job]]
 # -- cases -------------------------------------------------------------------------------------------------------------
 
 
-def service_case(seed: int) -> tuple[list[Job], float]:
+def service_case(slices: int, seed: int) -> tuple[list[Job], float]:
     """Return a day's jobs, and the time until which they count. The service ends after 24 h."""
-    chance, every_s = Random(seed), 10 * MINUTE / (0.92 * (SLICES - 1))
-    jobs = [Job("service", 0.0, 1, DAY), Job("large", MINUTE, SLICES, HOUR, 2 * HOUR)]
+    chance, every_s = Random(seed), 10 * MINUTE / (0.92 * (slices - 1))
+    jobs = [Job("service", 0.0, 1, DAY), Job("large", MINUTE, slices, HOUR, 2 * HOUR)]
     jobs += [
         Job(f"short-{n}", n * every_s, 1, chance.uniform(5, 15) * MINUTE, 15 * MINUTE)
         for n in range(int(DAY / every_s))
@@ -99,19 +104,28 @@ def service_case(seed: int) -> tuple[list[Job], float]:
     return jobs, DAY
 
 
-def mixed_case(unbounded: float, seed: int) -> tuple[list[Job], float]:
+def mixed_case(unbounded: float, slices: int, seed: int) -> tuple[list[Job], float]:
     """Return a week's jobs; ``unbounded`` is the part of the short ones that don't say for how long they run."""
     chance, week = Random(seed), 7 * DAY
     jobs: list[Job] = []
     for at in arrivals(chance, 8 / DAY, week):
-        size, run_s = chance.choice((8, 8, 12, SLICES)), chance.uniform(0.5, 2) * HOUR
+        size, run_s = chance.choice((8, 8, 12, slices)), chance.uniform(0.5, 2) * HOUR
         jobs.append(Job(f"large-{len(jobs)}", at, size, run_s, 1.5 * run_s))
-    work_s = 0.85 * SLICES * week - sum(job.size * job.run_s for job in jobs)
+    work_s = 0.85 * slices * week - sum(job.size * job.run_s for job in jobs)
     for at in arrivals(chance, work_s / week / (1.5 * 40 * MINUTE), week):
         size, run_s = chance.choice((1, 1, 1, 1, 2, 3)), chance.uniform(10, 70) * MINUTE
         most_s = math.inf if chance.random() < unbounded else 1.5 * run_s
         jobs.append(Job(f"short-{len(jobs)}", at, size, run_s, most_s))
     return jobs, week
+
+
+def trace_case(path: Path, seed: int) -> tuple[list[Job], float]:
+    """Return the jobs of Alibaba's last 30 days."""
+    chance, jobs = Random(seed), list[Job]()
+    for at, job in jobs_of_last_days(path, 30):
+        most_s = 1.5 * job.run_s if chance.random() < 0.5 else math.inf
+        jobs.append(Job(f"{job.accelerators:.0f}-{len(jobs)}", at, round(job.accelerators), job.run_s, most_s))
+    return jobs, 30 * DAY
 
 
 def arrivals(chance: Random, rate: float, until: float) -> Iterable[float]:
@@ -122,7 +136,7 @@ def arrivals(chance: Random, rate: float, until: float) -> Iterable[float]:
         now += chance.expovariate(rate)
 
 
-CASES: dict[str, Callable[[int], tuple[list[Job], float]]] = {
+CASES: dict[str, Callable[[int, int], tuple[list[Job], float]]] = {
     "service": service_case,
     "mixed": partial(mixed_case, 0.0),
     "unbounded": partial(mixed_case, 0.5),
@@ -198,14 +212,14 @@ def keep_all(now: float, queue: Sequence[Job], free: int, running: Sequence[Runn
     return started
 
 
-def play(jobs: Sequence[Job], until: float, policy: Policy) -> Result:
+def play(jobs: Sequence[Job], until: float, slices: int, policy: Policy) -> Result:
     """Play a policy to the end of all jobs."""
     numbers = count()
     coming = sorted(jobs, key=lambda job: job.at)
     due: list[tuple[float, int, Running]] = []
     queue: list[Job] = []
     started: dict[str, float] = {}
-    free, now, place, held = SLICES, 0.0, 0, 0.0
+    free, now, place, held = slices, 0.0, 0, 0.0
     while place < len(coming) or due or queue:
         looks = [job.at + BOUND_S for job in queue if job.at + BOUND_S > now]
         now = min([*(job.at for job in coming[place : place + 1]), *(end for end, _, _ in due[:1]), *looks])
@@ -221,17 +235,19 @@ def play(jobs: Sequence[Job], until: float, policy: Policy) -> Result:
             held += job.size * max(0.0, min(until, now + job.run_s) - min(until, now))
             heapq.heappush(due, (now + job.run_s, next(numbers), Running(job, now)))
         assert free >= 0
-    return Result(started, held / (SLICES * until))
+    return Result(started, held / (slices * until))
 
 
 # -- iris_ray ----------------------------------------------------------------------------------------------------------
 
 
-def play_iris_ray(jobs: Sequence[Job], until: float, band: PriorityBand = PriorityBand.INTERACTIVE) -> Result:
+def play_iris_ray(
+    jobs: Sequence[Job], until: float, slices: int, band: PriorityBand = PriorityBand.INTERACTIVE
+) -> Result:
     """Play iris_ray to the end of all jobs. Hosts start and end tasks at once, as in the other policies."""
     at_once = Timings(launch=0.0, warm_launch=0.0, stop=0.0, exit=0.0, reclaim=0.0, keep_warm=0.0)
     simulation = Simulation(at_once, plan_every_s=15.0)
-    simulation.hosts.add_slices(TPU_TYPE, SLICES)
+    simulation.hosts.add_slices(TPU_TYPE, slices)
     for job in jobs:
         most_s = None if job.most_s == math.inf else job.most_s
         spec = slice_spec(job.name, TPU_TYPE, job.size, user=job.name, priority=band, max_runtime=most_s)
@@ -247,7 +263,7 @@ def play_iris_ray(jobs: Sequence[Job], until: float, band: PriorityBand = Priori
     return Result(started, held / (chips * until))
 
 
-PLAYERS: dict[str, Callable[[Sequence[Job], float], Result]] = {
+PLAYERS: dict[str, Callable[[Sequence[Job], float, int], Result]] = {
     "iris_ray": play_iris_ray,
     "EASY": partial(play, policy=easy),
     "conservative": partial(play, policy=conservative),
@@ -261,19 +277,28 @@ def minutes(seconds: Sequence[float], percent: float) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", default=list(CASES), help=f"of {', '.join(CASES)} (default: all)")
+    names = [*CASES, "trace"]
+    parser.add_argument("cases", nargs="*", default=list(CASES), help=f"of {', '.join(names)} (default: all but trace)")
+    parser.add_argument("--policies", nargs="*", default=list(PLAYERS), choices=PLAYERS, help="default: all")
+    parser.add_argument("--slices", type=int, default=16)
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="of Alibaba, for the case trace")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
+    if unknown := set(options.cases) - set(names):
+        parser.error(f"there is no case {', '.join(sorted(unknown))}")
+    if "trace" in options.cases and options.trace is None:
+        parser.error("the case trace needs --trace FILE")
     logging.disable(logging.WARNING)
     print("| Case, policy | In use | Large jobs: half wait, min | 95 of 100 | Longest | Others: half | 95 of 100 |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     for case in options.cases:
-        jobs, until = CASES[case](options.seed)
-        for name, player in PLAYERS.items():
-            result = player(jobs, until)
+        make = partial(trace_case, options.trace) if case == "trace" else partial(CASES[case], options.slices)
+        jobs, until = make(options.seed)
+        for name in options.policies:
+            result = PLAYERS[name](jobs, until, options.slices)
             waits = {job: result.started.get(job.name, 2 * until) - job.at for job in jobs if job.at < until}
-            large = [wait for job, wait in waits.items() if job.size >= SLICES // 2]
-            others = [wait for job, wait in waits.items() if job.size < SLICES // 2]
+            large = [wait for job, wait in waits.items() if job.size >= LARGE]
+            others = [wait for job, wait in waits.items() if job.size < LARGE]
             cells = [
                 minutes(large, 50),
                 minutes(large, 95),

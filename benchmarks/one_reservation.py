@@ -35,6 +35,7 @@ from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 
+from alibaba import jobs_of_last_days
 from iris_ray.capacity import provisioner as provisioner_module
 from iris_ray.capacity.core import CapacityReport
 from iris_ray.capacity.demand import WaitingGang, demand_of, slices_to_remove
@@ -58,7 +59,6 @@ from iris_ray.state.events import (
 from iris_ray.study import Simulation
 from iris_ray.study.jobs import Arrival, JobStream, RunTimes, SimulatedJob, merged, slice_spec
 from iris_ray.study.report import percentile
-from iris_ray.study.traces import Column, TracedJob, read_trace
 
 POLICIES = ("apart", "idle", "bands")
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
@@ -80,15 +80,6 @@ STREAMS = (
         save_every_s=HOUR / 2,
     ),
 )  # fmt: skip
-TRACE_DAYS = 149
-TRACE_COLUMNS = {
-    "job_id": Column(("name",)),
-    "user": Column(("qos",)),
-    "submitted": Column(("creation_time",)),
-    "started": Column(("scheduled_time",)),
-    "ended": Column(("deletion_time",)),
-    "accelerators": Column(("num_gpu",)),
-}
 TRACE_SIZES = ((2, "v6e-16"), (4, "v6e-64"), (1000, "v6e-128"))
 """The most GPUs of a job that gets a slice of each type."""
 TRACE_BANDS = {"BE": BATCH, "Guaranteed": PRODUCTION}
@@ -120,19 +111,14 @@ class Load:
     @staticmethod
     def traced(path: Path, days: float) -> "Load":
         """Return jobs of the last days of Alibaba's trace."""
-        with path.open(newline="") as lines:
-            rows = read_trace(lines, "csv", path.name, TRACE_COLUMNS)
-            jobs = [row for row in rows if isinstance(row, TracedJob) and row.accelerators]
-        jobs.sort(key=lambda job: job.submitted_at)
-        begin, arrivals = jobs[0].submitted_at + (TRACE_DAYS - days) * DAY, []
-        for job in jobs:
+        arrivals = []
+        for at, job in jobs_of_last_days(path, days):
             tpu_type = next(name for most, name in TRACE_SIZES if job.accelerators <= most)
             band = TRACE_BANDS.get(job.user, INTERACTIVE)
             spec = slice_spec(f"{band.name.lower()}-{tpu_type}-{job.job_id}", tpu_type, user=job.user, priority=band)
-            arrivals.append((job.submitted_at - begin, SimulatedJob(spec, job.run_s, save_every_s=HOUR / 2)))
+            arrivals.append((at, SimulatedJob(spec, job.run_s, save_every_s=HOUR / 2)))
         kinds = ("interactive-v6e-128", "interactive-v6e-64", "interactive-v6e-16", "batch-v6e-16")
-        late = tuple(arrival for arrival in arrivals if arrival[0] >= 0)
-        return Load({"v6e-16": 16, "v6e-64": 1, "v6e-128": 1}, kinds, late)
+        return Load({"v6e-16": 16, "v6e-64": 1, "v6e-128": 1}, kinds, tuple(arrivals))
 
 
 @dataclass
