@@ -5,12 +5,12 @@ import json
 import os
 import tempfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from iris_ray.dev.code_directory import CodeDirectory, git, looks_secret
+from iris_ray.dev.code_directory import CodeDirectory, git, git_says, looks_secret
 from iris_ray.errors import InvalidMessageError
 
 MOST_STORED_BYTES = 48 << 10
@@ -111,43 +111,80 @@ class Checkout:
 
 
 def _difference(code: CodeDirectory, *options: str) -> str:
-    """Return the difference between the commit and the files that travel. Git's index and objects stay as they are.
+    """Return the difference between the commit and the files that travel.
 
     ``options`` are more options of ``git diff``.
 
     Neither side has files that look like secrets. So a secret that was deleted is not shown as a removed file.
     """
     path = code.path
-    objects = git(path, "rev-parse", "--git-path", "objects") or b""
     changed = (git(path, "diff", "--relative", "--name-only", "-z", "HEAD", "--", ".") or b"").split(b"\0")
     new = (git(path, "ls-files", "--others", "--exclude-standard", "-z") or b"").split(b"\0")
     names = [name for name in map(os.fsdecode, (*changed, *new)) if name]
     names = [name for name in names if name in code.files or not (looks_secret(name) or os.path.lexists(path / name))]
     if not names:
         return ""
-    with tempfile.TemporaryDirectory(prefix="iris-ray-") as directory:
-        environ = {
-            "GIT_INDEX_FILE": f"{directory}/index",
-            "GIT_OBJECT_DIRECTORY": directory,
-            "GIT_ALTERNATE_OBJECT_DIRECTORIES": str((path / os.fsdecode(objects).strip()).resolve()),
-        }
-
-        def change_index(*words: str, names: Sequence[str]) -> None:
-            Path(directory, "names").write_bytes(b"\0".join(map(os.fsencode, names)))
-            given = ("--pathspec-file-nul", f"--pathspec-from-file={directory}/names")
-            git(path, "--literal-pathspecs", *words, *given, **environ)
-
-        git(path, "read-tree", "HEAD", **environ)
-        tracked = map(os.fsdecode, (git(path, "ls-files", "-z", **environ) or b"").split(b"\0"))
-        if secrets := [name for name in tracked if looks_secret(name)]:
-            change_index("rm", "--cached", "--force", "--quiet", names=secrets)
-        if (base := git(path, "write-tree", **environ)) is None:
+    with SeparateIndex.of(path, "HEAD") as index:
+        if index is None or (base := index.git("write-tree")) is None:
             return ""
-        change_index("add", "--all", names=names)
+        index.change("add", "--all", names=names)
         plain = "--no-color", "--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/", "--unified=3"
         words = ("--cached", *plain, base.decode().strip(), "--", ".")
         of_root = "-c", "diff.relative=false"
-        return (git(path, *of_root, "diff", *options, *words, **environ) or b"").decode(errors="surrogateescape")
+        return (index.git(*of_root, "diff", *options, *words) or b"").decode(errors="surrogateescape")
+
+
+@dataclass(frozen=True, slots=True)
+class SeparateIndex:
+    """An index for a directory of a checkout, in place of git's own. Git's index and objects stay as they are.
+
+    Attributes:
+        path: of the directory.
+        own: a temporary directory, with the index and new objects.
+        environ: environment variables for git.
+    """
+
+    path: Path
+    own: Path
+    environ: Mapping[str, str]
+
+    @staticmethod
+    @contextmanager
+    def of(path: Path, commit: str) -> "Iterator[SeparateIndex | None]":
+        """Yield an index of a commit's files, without those that look like secrets; None: there is no such commit."""
+        objects = path / git_says(path, "rev-parse", "--git-path", "objects")
+        with tempfile.TemporaryDirectory(prefix="iris-ray-") as own:
+            environ = {
+                "GIT_INDEX_FILE": f"{own}/index",
+                "GIT_OBJECT_DIRECTORY": own,
+                "GIT_ALTERNATE_OBJECT_DIRECTORIES": _quoted(str(objects.resolve())),
+            }
+            index = SeparateIndex(path, Path(own), environ)
+            if index.git("read-tree", "--end-of-options", commit) is None:
+                yield None
+                return
+            if secrets := [name for name in index.names() if looks_secret(name)]:
+                index.change("rm", "--cached", "--force", "--quiet", names=secrets)
+            yield index
+
+    def git(self, *words: str, path: Path | None = None) -> bytes | None:
+        """Return the output of git as `git` does, in this directory or another one of the checkout."""
+        return git(path or self.path, *words, **self.environ)
+
+    def names(self) -> list[str]:
+        """Return the names of its files in the directory."""
+        return [os.fsdecode(name) for name in (self.git("ls-files", "-z") or b"").split(b"\0") if name]
+
+    def change(self, *words: str, names: Sequence[str]) -> None:
+        """Have git change the index for some files."""
+        given = self.own / "names"
+        given.write_bytes(b"\0".join(map(os.fsencode, names)))
+        self.git("--literal-pathspecs", *words, "--pathspec-file-nul", f"--pathspec-from-file={given}")
+
+
+def _quoted(path: str) -> str:
+    """Return a path as git reads it in a list that colons separate."""
+    return '"' + path.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 # -- the record of a directory that travels through the dashboard ------------------------------------------------------

@@ -7,7 +7,7 @@ import os
 import subprocess
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,7 +74,12 @@ class CodeDirectory:
         return sum(file.size for file in self.files.values())
 
     @staticmethod
-    def look(path: Path, variables: str | Path | None = None, is_sent: bool = False) -> "CodeDirectory":
+    def look(
+        path: Path,
+        variables: str | Path | None = None,
+        is_sent: bool = False,
+        names: Iterable[str] | None = None,
+    ) -> "CodeDirectory":
         """List a directory, and read the files that travel.
 
         Args:
@@ -82,6 +87,7 @@ class CodeDirectory:
             variables: a file that stays here, as its variables travel apart; None: there is none.
             is_sent: whether the directory has been sent here. Then git ignores nothing in it outside of a checkout: it
                 tracks some files although .gitignore names them, and the checkout that says so was not sent.
+            names: its files that git tracks; None: git is asked.
 
         Raises:
             InvalidRequestError: it is too large; the message says what to do.
@@ -90,7 +96,7 @@ class CodeDirectory:
         files: dict[str, CodeFile] = {}
         why_not: dict[str, str] = {}
         apart = None if variables is None else os.path.realpath(variables)
-        for name in _listed(path, is_sent):
+        for name in _listed(path, is_sent) if names is None else _kept(names):
             with _noting(name, why_not):
                 why, size = _why_not(path, name)
                 if apart is not None and os.path.realpath(path / name) == apart:
@@ -246,6 +252,11 @@ def git(path: Path, *words: str, **environ: str) -> bytes | None:
     return done.stdout if done.returncode == 0 else None
 
 
+def git_says(path: Path, *words: str) -> str:
+    """Return the line that git prints, such as a path; "" if `git` returns None."""
+    return os.fsdecode(git(path, *words) or b"").removesuffix("\n")
+
+
 def _listed(path: Path, is_sent: bool = False) -> Iterator[str]:
     """Yield the files of a directory that git tracks or would track, in a checkout or not. Without git: all files.
 
@@ -260,13 +271,16 @@ def _listed(path: Path, is_sent: bool = False) -> Iterator[str]:
             git(path, "init", "--quiet", empty)
             found = git(path, *words, GIT_DIR=f"{empty}/.git", GIT_WORK_TREE=str(path))
     names = _all(path) if found is None else [os.fsdecode(one) for one in found.split(b"\0") if one]
-    for name in sorted(names):
-        if NEVER & {*name.split("/")[:-1]}:
-            continue
+    for name in _kept(names):
         if os.path.isdir(path / name) and not os.path.islink(path / name):  # a checkout within this one
             yield from (f"{name.rstrip('/')}/{inner}" for inner in _listed(path / name))
         else:
             yield name
+
+
+def _kept(names: Iterable[str]) -> Iterator[str]:
+    """Yield the names that are in none of the directories `NEVER`, in order."""
+    return (name for name in sorted(names) if not NEVER & {*name.split("/")[:-1]})
 
 
 def _all(path: Path) -> Iterator[str]:
