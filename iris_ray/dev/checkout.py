@@ -110,6 +110,11 @@ class Checkout:
         return Checkout(code, record if record.fits else replace(record, difference=_difference(code)))
 
 
+def is_unreadable(path: Path) -> bool:
+    """Return whether a directory lies in a checkout that git can't read, as it refuses that of another account."""
+    return git(path, "rev-parse", "--git-dir") is None and any((up / ".git").exists() for up in (path, *path.parents))
+
+
 def _difference(code: CodeDirectory, *options: str) -> str:
     """Return the difference between the commit and the files that travel.
 

@@ -11,7 +11,16 @@ from typing import Any
 import click
 
 from iris_ray.cli.conventions import say_error
-from iris_ray.dev.checkout import CUT, WHOLE, Checkout, CodeRecord, SeparateIndex, keep_record, sent_record
+from iris_ray.dev.checkout import (
+    CUT,
+    WHOLE,
+    Checkout,
+    CodeRecord,
+    SeparateIndex,
+    is_unreadable,
+    keep_record,
+    sent_record,
+)
 from iris_ray.dev.code_directory import CodeDirectory, git_says, looks_secret, secrets_in_words
 from iris_ray.errors import InvalidRequestError
 from iris_ray.settings import CODE
@@ -46,6 +55,8 @@ class TravellingCode:
             except InvalidRequestError as error:
                 if working_dir is None:
                     say_error(f"your checkout stays here, and only the script travels: {error}")
+            if checkout is None and working_dir is None and is_unreadable(Path.cwd()):
+                say_error("your checkout stays here, and only the script travels: git can't read it; see: git status")
         record = None if checkout is None else checkout.record
         if record is not None and working_dir is not None:
             record = record.of_whole_directory()

@@ -1,5 +1,6 @@
 """A checkout that travels with a job: its package, and the record of its code."""
 
+import os
 import random
 import subprocess
 import tracemalloc
@@ -10,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from iris_ray.dev.checkout import CUT, MOST_STORED_BYTES, Checkout, CodeRecord
-from iris_ray.dev.code import restored
+from iris_ray.dev.code import TravellingCode, restored
 from iris_ray.dev.code_directory import MOST_FILE_BYTES
 from iris_ray.errors import InvalidMessageError, InvalidRequestError
+from iris_ray.settings import CODE
 from tests.unit.dev.test_code_directory import git, write
 
 
@@ -230,6 +232,20 @@ def test_directory_outside_of_checkout_is_none(here: Path, tmp_path: Path) -> No
     (tmp_path / "empty").mkdir()
     git(tmp_path / "empty", "init", "--quiet")
     assert Checkout.of(tmp_path / "empty") is None  # no commit yet
+
+
+def test_checkout_of_another_account_is_said_to_stay_here(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(here / "lib")
+    monkeypatch.delenv(CODE.name)
+    assert TravellingCode.of(None).travels
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    monkeypatch.setenv("GIT_CONFIG_SYSTEM", os.devnull)
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    assert not TravellingCode.of(None).travels
+    assert "only the script travels: git can't read it; see: git status" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
