@@ -174,7 +174,9 @@ def _cancel(controller: ControllerConnection, jobs: Sequence[str], yes: bool) ->
         confirm(_question(running), yes)
     before = {one.job_id: controller.ask(ControllerInterface.cancel, one.job_id, f"cancelled by {user}", user)
               for one in running}  # fmt: skip
-    statuses = [before.get(one.job_id, one) for one in found]
+    # one that was killed meanwhile has ended with another one of them, as jobs of a group do
+    ended = {job_id: one for job_id, one in before.items() if one.state is not JobState.KILLED}
+    statuses = [ended.get(one.job_id, one) for one in found]
     return [Cancelled(job_id=one.job_id, cancelled=not one.state.finished,
                       state_before="STARTING" if one.starting else one.state.name) for one in statuses]  # fmt: skip
 

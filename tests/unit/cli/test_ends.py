@@ -87,6 +87,19 @@ def test_timeout_of_wait_holds_without_controller(world: ControllerInProcess) ->
     assert took_s < 15.0
 
 
+def test_timeout_of_wait_holds_while_controller_stands_still(world: ControllerInProcess) -> None:
+    job = world.start("train-1a2b3c4d")
+    before, began = world.ray.calls["job_status"], time.monotonic()
+
+    def stop() -> None:
+        wait_until(lambda: world.ray.calls["job_status"] > before + 1)
+        world.freeze_controller()
+
+    with world.meanwhile(stop):
+        assert "the jobs go on" in world.iris("wait", job, "--timeout", "2", code=TIMED_OUT, quotes=True).stderr
+    assert time.monotonic() - began < 15.0
+
+
 def test_ctrl_c_ends_wait_and_leaves_job_alone(world: ControllerInProcess) -> None:
     job = world.start("train-1a2b3c4d")
 
