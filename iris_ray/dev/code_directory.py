@@ -19,11 +19,11 @@ MOST_BYTES = 512_000_000
 """Limit for the whole directory; Ray takes packages of 2 ** 29."""
 MOST_FILES = 20_000
 SECRETS = (
-    "*.env", ".env.*", ".envrc", "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.kdbx", "id_rsa",
-    "id_dsa", "id_ecdsa", "id_ed25519", ".netrc", "_netrc", ".npmrc", ".pypirc", ".pgpass", ".boto", ".s3cfg",
-    ".dockercfg", ".git-credentials", "credentials", "credentials.json", "application_default_credentials.json",
-    "client_secret*.json", "service[-_]account*.json", "*[-_]key.json", "secrets.*", "token.txt", "*[-_.]token",
-    "*[-_]token.txt", "kubeconfig",
+    "*.env", ".env[.-]*", "*.env.local", ".envrc", "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.kdbx",
+    "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", ".netrc", "_netrc", ".npmrc", ".pypirc", ".pgpass", ".boto",
+    ".s3cfg", ".dockercfg", ".git-credentials", "credentials", "credentials.json",
+    "application_default_credentials.json", "client_secret*.json", "service[-_]account*.json", "*[-_]key.json",
+    "secrets.*", "token.txt", "*[-_.]token", "*[-_]token.txt", "kubeconfig", "kaggle.json",
 )  # fmt: skip
 """Names of files that hold secrets, in small letters."""
 HARMLESS = ("*.example", "*.sample", "*.template", "*example.env", "*sample.env", "*template.env", "*.py")

@@ -49,6 +49,7 @@ def test_directory_travels_without_what_git_ignores(here: Path, is_checkout: boo
 SECRET_NAMES = (
     ".env", ".env.local", "prod.env", "x/.envrc", "deploy/id_ed25519", "x/tls.KEY", "service-account-7.json",
     "gcp-key.json", ".npmrc", ".dockercfg", "hf_token", ".hf.token", "token.txt", "hf_token.txt",
+    ".env-prod", "prod.env.local", "kaggle.json",
 )  # fmt: skip
 
 
