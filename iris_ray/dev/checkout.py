@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from iris_ray.dev.code_directory import CodeDirectory, git, git_says, looks_secret
+from iris_ray.dev.code_directory import CodeDirectory, behind_links, git, git_says, looks_secret
 from iris_ray.errors import InvalidMessageError
 
 MOST_STORED_BYTES = 48 << 10
@@ -125,14 +125,21 @@ def _difference(code: CodeDirectory, *options: str) -> str:
     path = code.path
     changed = (git(path, "diff", "--relative", "--name-only", "-z", "HEAD", "--", ".") or b"").split(b"\0")
     new = (git(path, "ls-files", "--others", "--exclude-standard", "-z") or b"").split(b"\0")
-    names = [name for name in map(os.fsdecode, (*changed, *new)) if name]
-    names = [name for name in names if name in code.files or not (looks_secret(name) or os.path.lexists(path / name))]
-    if not names:
+    flagged = (git(path, "ls-files", "-v", "-z") or b"").split(b"\0")
+    overlooked = (line[2:] for line in flagged if line[:1] == b"S" or line[:1].islower())  # as a person told git
+    names = {name for name in map(os.fsdecode, (*changed, *new)) if name}
+    names |= {name for name in map(os.fsdecode, overlooked) if name in code.files}
+    links = behind_links(path, names)
+    gone = [one for one in names if os.path.dirname(one) in links or not os.path.lexists(path / one)]
+    gone = [one for one in gone if not looks_secret(one)]
+    there = [one for one in names if one in code.files]
+    if not there and not gone:
         return ""
     with SeparateIndex.of(path, "HEAD") as index:
         if index is None or (base := index.git("write-tree")) is None:
             return ""
-        index.change("add", "--all", names=names)
+        index.change("rm", "--cached", "--force", "--quiet", "--ignore-unmatch", names=gone)
+        index.change("add", names=there)
         plain = "--no-color", "--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/", "--unified=3"
         words = ("--cached", *plain, base.decode().strip(), "--", ".")
         of_root = "-c", "diff.relative=false"
@@ -168,8 +175,7 @@ class SeparateIndex:
             if index.git("read-tree", "--end-of-options", commit) is None:
                 yield None
                 return
-            if secrets := [name for name in index.names() if looks_secret(name)]:
-                index.change("rm", "--cached", "--force", "--quiet", names=secrets)
+            index.change("rm", "--cached", "--force", "--quiet", names=list(filter(looks_secret, index.names())))
             yield index
 
     def git(self, *words: str, path: Path | None = None) -> bytes | None:
@@ -181,10 +187,13 @@ class SeparateIndex:
         return [os.fsdecode(name) for name in (self.git("ls-files", "-z") or b"").split(b"\0") if name]
 
     def change(self, *words: str, names: Sequence[str]) -> None:
-        """Have git change the index for some files."""
+        """Have git change the index for some files, if there are any."""
+        if not names:
+            return
         given = self.own / "names"
         given.write_bytes(b"\0".join(map(os.fsencode, names)))
-        self.git("--literal-pathspecs", *words, "--pathspec-file-nul", f"--pathspec-from-file={given}")
+        no_question = "-c", "core.safecrlf=false"
+        self.git(*no_question, "--literal-pathspecs", *words, "--pathspec-file-nul", f"--pathspec-from-file={given}")
 
 
 def _quoted(path: str) -> str:

@@ -133,8 +133,8 @@ def restored(record: CodeRecord) -> Iterator[TravellingCode]:
         was, restored = (words.partition(";")[0] for words in (record.sent, code.in_words()))
         if was != restored:
             say_error(
-                f"the job had {was}; restored are {restored}. What lies in other checkouts within this one, such as"
-                f" submodules, can't be restored. Check the result, {instead}"
+                f"the job had {was}; restored are {restored}. Files of submodules and other checkouts within this one"
+                f" are not recorded, and git may write some files with other line ends. Check the result, {instead}"
             )
         yield TravellingCode(None, Checkout(code, record), record)
 

@@ -96,7 +96,11 @@ class CodeDirectory:
         files: dict[str, CodeFile] = {}
         why_not: dict[str, str] = {}
         apart = None if variables is None else os.path.realpath(variables)
-        for name in _listed(path, is_sent) if names is None else _kept(names):
+        listed = list(_listed(path, is_sent) if names is None else _kept(names))
+        links = behind_links(path, listed)
+        for name in listed:
+            if os.path.dirname(name) in links:
+                continue  # a link has taken the place of its directory
             with _noting(name, why_not):
                 why, size = _why_not(path, name)
                 if apart is not None and os.path.realpath(path / name) == apart:
@@ -172,8 +176,15 @@ def _noting(name: str, why_not: dict[str, str]) -> Iterator[None]:
         yield
     except PermissionError:
         why_not[name] = "this account may not read it"
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         pass  # git knows it, or knew it a moment ago
+
+
+def behind_links(path: Path, names: Iterable[str]) -> set[str]:
+    """Return the directories of files that lie behind a link: what is there belongs to another directory."""
+    top = os.path.realpath(path)
+    folders = {os.path.dirname(name) for name in names}
+    return {one for one in folders if os.path.realpath(path / one) != os.path.normpath(os.path.join(top, one))}
 
 
 def _require_small(path: Path, sizes: Mapping[str, int]) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import subprocess
 import tracemalloc
 import zlib
@@ -131,10 +132,29 @@ def _path_with_a_colon(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(here.rename(here.with_name('a:b"c\\')))
 
 
+def _overlooked_changes(here: Path, _: pytest.MonkeyPatch) -> None:
+    git(here, "update-index", "--skip-worktree", "train.py")
+    git(here, "update-index", "--assume-unchanged", "run.sh")
+    git(here, "config", "core.safecrlf", "true")
+    write(here, **{"run.sh": "echo again\n"})
+
+
+def _file_in_place_of_directory(here: Path, _: pytest.MonkeyPatch) -> None:
+    write(here, **{"lib2/a.py": "1\n", "lib3/b.py": "1\n", "lib4/c.py": "1\n"})
+    git(here, "add", ".")
+    git(here, "commit", "--quiet", "-m", "directories")
+    for name in ("lib2", "lib3", "lib4"):
+        shutil.move(here / name, here.parent / name)
+    write(here, lib2="now a file\n")
+    (here / "lib3").symlink_to("../lib3")
+    (here / "lib4").symlink_to("lib")
+
+
 @pytest.mark.parametrize(
     "prepare",
-    [_link_outside, _attributes, _tracked_and_ignored, _large, _temporary_files_in_checkout, _path_with_a_colon],
-)
+    [_link_outside, _attributes, _tracked_and_ignored, _large, _temporary_files_in_checkout, _path_with_a_colon,
+     _overlooked_changes, _file_in_place_of_directory],
+)  # fmt: skip
 def test_restored_code_is_what_was_sent(
     here: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -144,8 +164,9 @@ def test_restored_code_is_what_was_sent(
     monkeypatch.chdir(here)
     prepare(here, monkeypatch)
     here = Path.cwd()
-    git(here, "add", ".")
-    git(here, "commit", "--quiet", "--allow-empty", "-m", "second")
+    if prepare is not _file_in_place_of_directory:
+        git(here, "add", ".")
+        git(here, "commit", "--quiet", "--allow-empty", "-m", "second")
     write(here, **{"train.py": "a = 2\n", "new.py": "c\n", ".difference": "d\n"})
     found = Checkout.of(here)
     assert found is not None
