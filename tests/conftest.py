@@ -46,7 +46,7 @@ for _number, _default in ((signal.SIGINT, signal.default_int_handler), (signal.S
 
 
 PROFILES = ("test", "proofs", "long", "all")
-SHARED = ("cluster", "cloud_cluster")
+SHARED = ("cluster", "cloud_cluster", "gpu_cluster")
 """Fixtures that are clusters which tests share, in the order in which their tests run."""
 OWN = "no_shared_cluster"
 """The fixture of tests that start a cluster of their own in this process. They come last."""

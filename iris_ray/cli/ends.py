@@ -85,8 +85,13 @@ def _wait(
     controller: ControllerConnection, jobs: Sequence[str], first: bool, timeout: float | None
 ) -> tuple[bool, list[JobStatus]]:
     """Wait for the end of jobs. Return whether it has come, and how they stand, in their order."""
-    found = {job: controller.ask(ControllerInterface.job_status, job) for job in jobs}
     until = math.inf if timeout is None else time.monotonic() + timeout
+
+    def look(at: Sequence[str]) -> dict[str, JobStatus]:
+        with controller.waiting(min(CONTROLLER_AWAY_S, until - time.monotonic()), say_error):
+            return {job: controller.ask(ControllerInterface.job_status, job) for job in at}
+
+    found = look(jobs)
     with live_line("iris-ray") as line:
         while True:
             left = [job for job, status in found.items() if not status.state.finished]
@@ -97,8 +102,7 @@ def _wait(
             line.show(f"waiting for {_some(left)}{f': {_in_words(found[left[0]])}' if len(left) == 1 else ''}")
             time.sleep(min(LOOK_S, rest))
             try:
-                with controller.waiting(min(CONTROLLER_AWAY_S, until - time.monotonic()), say_error):
-                    found |= {job: controller.ask(ControllerInterface.job_status, job) for job in left}
+                found |= look(left)
             except ControllerUnavailableError:
                 if time.monotonic() < until:
                     raise
@@ -174,7 +178,9 @@ def _cancel(controller: ControllerConnection, jobs: Sequence[str], yes: bool) ->
         confirm(_question(running), yes)
     before = {one.job_id: controller.ask(ControllerInterface.cancel, one.job_id, f"cancelled by {user}", user)
               for one in running}  # fmt: skip
-    statuses = [before.get(one.job_id, one) for one in found]
+    # one that was killed meanwhile has ended with another one of them, as jobs of a group do
+    ended = {job_id: one for job_id, one in before.items() if one.state is not JobState.KILLED}
+    statuses = [ended.get(one.job_id, one) for one in found]
     return [Cancelled(job_id=one.job_id, cancelled=not one.state.finished,
                       state_before="STARTING" if one.starting else one.state.name) for one in statuses]  # fmt: skip
 

@@ -195,7 +195,7 @@ def _code(typed: TypedCommand, record: object, current: bool) -> Iterator[None]:
     """Be in the directory of the job's code within the block."""
     has_directory = any(map(_names_directory, typed.words))
     if record is not None and not has_directory:
-        with restored_code(record) as code, contextlib.chdir(code.directory), use_code(code):
+        with restored_code(record) as code, contextlib.chdir(code.path), use_code(code):
             yield
         return
     if not current:

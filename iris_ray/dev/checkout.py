@@ -5,12 +5,12 @@ import json
 import os
 import tempfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from iris_ray.dev.code_directory import CodeDirectory, git, looks_secret
+from iris_ray.dev.code_directory import CodeDirectory, behind_links, git, git_says, looks_secret
 from iris_ray.errors import InvalidMessageError
 
 MOST_STORED_BYTES = 48 << 10
@@ -110,44 +110,95 @@ class Checkout:
         return Checkout(code, record if record.fits else replace(record, difference=_difference(code)))
 
 
+def is_unreadable(path: Path) -> bool:
+    """Return whether a directory lies in a checkout that git can't read, as it refuses that of another account."""
+    return git(path, "rev-parse", "--git-dir") is None and any((up / ".git").exists() for up in (path, *path.parents))
+
+
 def _difference(code: CodeDirectory, *options: str) -> str:
-    """Return the difference between the commit and the files that travel. Git's index and objects stay as they are.
+    """Return the difference between the commit and the files that travel.
 
     ``options`` are more options of ``git diff``.
 
     Neither side has files that look like secrets. So a secret that was deleted is not shown as a removed file.
     """
     path = code.path
-    objects = git(path, "rev-parse", "--git-path", "objects") or b""
     changed = (git(path, "diff", "--relative", "--name-only", "-z", "HEAD", "--", ".") or b"").split(b"\0")
     new = (git(path, "ls-files", "--others", "--exclude-standard", "-z") or b"").split(b"\0")
-    names = [name for name in map(os.fsdecode, (*changed, *new)) if name]
-    names = [name for name in names if name in code.files or not (looks_secret(name) or os.path.lexists(path / name))]
-    if not names:
+    flagged = (git(path, "ls-files", "-v", "-z") or b"").split(b"\0")
+    overlooked = (line[2:] for line in flagged if line[:1] == b"S" or line[:1].islower())  # as a person told git
+    names = {name for name in map(os.fsdecode, (*changed, *new)) if name}
+    names |= {name for name in map(os.fsdecode, overlooked) if name in code.files}
+    links = behind_links(path, names)
+    gone = [one for one in names if os.path.dirname(one) in links or not os.path.lexists(path / one)]
+    gone = [one for one in gone if not looks_secret(one)]
+    there = [one for one in names if one in code.files]
+    if not there and not gone:
         return ""
-    with tempfile.TemporaryDirectory(prefix="iris-ray-") as directory:
-        environ = {
-            "GIT_INDEX_FILE": f"{directory}/index",
-            "GIT_OBJECT_DIRECTORY": directory,
-            "GIT_ALTERNATE_OBJECT_DIRECTORIES": str((path / os.fsdecode(objects).strip()).resolve()),
-        }
-
-        def change_index(*words: str, names: Sequence[str]) -> None:
-            Path(directory, "names").write_bytes(b"\0".join(map(os.fsencode, names)))
-            given = ("--pathspec-file-nul", f"--pathspec-from-file={directory}/names")
-            git(path, "--literal-pathspecs", *words, *given, **environ)
-
-        git(path, "read-tree", "HEAD", **environ)
-        tracked = map(os.fsdecode, (git(path, "ls-files", "-z", **environ) or b"").split(b"\0"))
-        if secrets := [name for name in tracked if looks_secret(name)]:
-            change_index("rm", "--cached", "--force", "--quiet", names=secrets)
-        if (base := git(path, "write-tree", **environ)) is None:
+    with SeparateIndex.of(path, "HEAD") as index:
+        if index is None or (base := index.git("write-tree")) is None:
             return ""
-        change_index("add", "--all", names=names)
+        index.change("rm", "--cached", "--force", "--quiet", "--ignore-unmatch", names=gone)
+        index.change("add", names=there)
         plain = "--no-color", "--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/", "--unified=3"
         words = ("--cached", *plain, base.decode().strip(), "--", ".")
         of_root = "-c", "diff.relative=false"
-        return (git(path, *of_root, "diff", *options, *words, **environ) or b"").decode(errors="surrogateescape")
+        return (index.git(*of_root, "diff", *options, *words) or b"").decode(errors="surrogateescape")
+
+
+@dataclass(frozen=True, slots=True)
+class SeparateIndex:
+    """An index for a directory of a checkout, in place of git's own. Git's index and objects stay as they are.
+
+    Attributes:
+        path: of the directory.
+        own: a temporary directory, with the index and new objects.
+        environ: environment variables for git.
+    """
+
+    path: Path
+    own: Path
+    environ: Mapping[str, str]
+
+    @staticmethod
+    @contextmanager
+    def of(path: Path, commit: str) -> "Iterator[SeparateIndex | None]":
+        """Yield an index of a commit's files, without those that look like secrets; None: there is no such commit."""
+        objects = path / git_says(path, "rev-parse", "--git-path", "objects")
+        with tempfile.TemporaryDirectory(prefix="iris-ray-") as own:
+            environ = {
+                "GIT_INDEX_FILE": f"{own}/index",
+                "GIT_OBJECT_DIRECTORY": own,
+                "GIT_ALTERNATE_OBJECT_DIRECTORIES": _quoted(str(objects.resolve())),
+            }
+            index = SeparateIndex(path, Path(own), environ)
+            if index.git("read-tree", "--end-of-options", commit) is None:
+                yield None
+                return
+            index.change("rm", "--cached", "--force", "--quiet", names=list(filter(looks_secret, index.names())))
+            yield index
+
+    def git(self, *words: str, path: Path | None = None) -> bytes | None:
+        """Return the output of git as `git` does, in this directory or another one of the checkout."""
+        return git(path or self.path, *words, **self.environ)
+
+    def names(self) -> list[str]:
+        """Return the names of its files in the directory."""
+        return [os.fsdecode(name) for name in (self.git("ls-files", "-z") or b"").split(b"\0") if name]
+
+    def change(self, *words: str, names: Sequence[str]) -> None:
+        """Have git change the index for some files, if there are any."""
+        if not names:
+            return
+        given = self.own / "names"
+        given.write_bytes(b"\0".join(map(os.fsencode, names)))
+        no_question = "-c", "core.safecrlf=false"
+        self.git(*no_question, "--literal-pathspecs", *words, "--pathspec-file-nul", f"--pathspec-from-file={given}")
+
+
+def _quoted(path: str) -> str:
+    """Return a path as git reads it in a list that colons separate."""
+    return '"' + path.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 # -- the record of a directory that travels through the dashboard ------------------------------------------------------

@@ -1,9 +1,7 @@
 """The directory that ``iris-ray run`` and ``submit`` send along: the one that is named, or the checkout they are in."""
 
 import contextlib
-import io
 import os
-import tarfile
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,8 +11,17 @@ from typing import Any
 import click
 
 from iris_ray.cli.conventions import say_error
-from iris_ray.dev.checkout import CUT, WHOLE, Checkout, CodeRecord, keep_record, sent_record
-from iris_ray.dev.code_directory import git, looks_secret, secrets_in_words
+from iris_ray.dev.checkout import (
+    CUT,
+    WHOLE,
+    Checkout,
+    CodeRecord,
+    SeparateIndex,
+    is_unreadable,
+    keep_record,
+    sent_record,
+)
+from iris_ray.dev.code_directory import CodeDirectory, git_says, looks_secret, secrets_in_words
 from iris_ray.errors import InvalidRequestError
 from iris_ray.settings import CODE
 
@@ -48,10 +55,17 @@ class TravellingCode:
             except InvalidRequestError as error:
                 if working_dir is None:
                     say_error(f"your checkout stays here, and only the script travels: {error}")
+            if checkout is None and working_dir is None and is_unreadable(Path.cwd()):
+                say_error("your checkout stays here, and only the script travels: git can't read it; see: git status")
         record = None if checkout is None else checkout.record
         if record is not None and working_dir is not None:
             record = record.of_whole_directory()
         return TravellingCode(working_dir, checkout, record)
+
+    @property
+    def path(self) -> Path:
+        """The directory; the current one if no code travels."""
+        return Path(self.directory or ".") if self.checkout is None else self.checkout.code.path
 
     @property
     def travels(self) -> bool:
@@ -87,34 +101,50 @@ def restored(record: CodeRecord) -> Iterator[TravellingCode]:
         raise InvalidRequestError(
             f"the difference of the job's code is too large to be kept whole; check it out, {instead}"
         )
-    packed = git(Path.cwd(), "archive", "--format=tar", record.commit)
-    if packed is None:
-        raise InvalidRequestError(
-            f"the job ran commit {record.commit[:12]}, which {Path.cwd()} does not have; go to a clone of its"
-            f" repository, git fetch, {instead}"
-        )
-    # The archive has the names of this directory, and the difference those of the whole checkout.
-    depth = 1 + (git(Path.cwd(), "rev-parse", "--show-prefix") or b"").count(b"/")
-    with tempfile.TemporaryDirectory(prefix="iris-ray-") as directory:
-        with tarfile.open(fileobj=io.BytesIO(packed)) as files:
-            files.extractall(directory, filter="data")
-        for path in sorted(Path(directory).rglob("*")):
-            if path.is_file() and looks_secret(str(path.relative_to(directory))):
-                path.unlink()
-        if record.difference:
-            Path(directory, ".difference").write_bytes(record.difference.encode(errors="surrogateescape"))
-            if git(Path(directory), "apply", f"-p{depth}", ".difference") is None:
-                raise InvalidRequestError(
-                    "the difference of the job's code can't be applied to its commit, as when changed binary files were"
-                    f" too large to be kept; {instead}"
-                )
-            Path(directory, ".difference").unlink()
+    here = Path.cwd()
+    with SeparateIndex.of(here, record.commit) as index, tempfile.TemporaryDirectory(prefix="iris-ray-") as directory:
+        if index is None:
+            raise InvalidRequestError(
+                f"the job ran commit {record.commit[:12]}, which {here} does not have; go to a clone of its repository,"
+                f" git fetch, {instead}"
+            )
+        if record.difference and not _applied(index, record.difference):
+            raise InvalidRequestError(
+                "the difference of the job's code can't be applied to its commit, as when changed binary files were"
+                f" too large to be kept; {instead}"
+            )
+        if index.git("checkout-index", "--all", "--quiet", f"--prefix={directory}/") is None:
+            raise InvalidRequestError(
+                f"git can't write the files of the job's code to {directory}, as on a full disk; make room, {instead}"
+            )
+        path = Path(directory, git_says(here, "rev-parse", "--show-prefix"))
+        if not path.is_dir():
+            raise InvalidRequestError(
+                f"commit {record.commit[:12]} of the job has no {here}; go to where the job was submitted, {instead}"
+            )
         if record.sent == WHOLE:
             say_error(
                 "the job had all of its --working-dir. Its commit and difference are restored; files that git ignores,"
                 " and files that look like secrets, are missing. --working-dir DIR sends a directory as it is now"
             )
-        yield TravellingCode(directory, None, record)
+            yield TravellingCode(str(path), None, record)
+            return
+        code = CodeDirectory.look(path, names=index.names())
+        was, restored = (words.partition(";")[0] for words in (record.sent, code.in_words()))
+        if was != restored:
+            say_error(
+                f"the job had {was}; restored are {restored}. Files of submodules and other checkouts within this one"
+                f" are not recorded, and git may write some files with other line ends. Check the result, {instead}"
+            )
+        yield TravellingCode(None, Checkout(code, record), record)
+
+
+def _applied(index: SeparateIndex, difference: str) -> bool:
+    """Return whether a difference of the whole checkout could be applied to an index."""
+    patch = index.own / "difference"
+    patch.write_bytes(difference.encode(errors="surrogateescape"))
+    top = Path(git_says(index.path, "rev-parse", "--show-toplevel"))
+    return index.git("apply", "--cached", "--whitespace=nowarn", str(patch), path=top) is not None
 
 
 def _say_secrets(directory: Path) -> None:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,11 +19,11 @@ MOST_BYTES = 512_000_000
 """Limit for the whole directory; Ray takes packages of 2 ** 29."""
 MOST_FILES = 20_000
 SECRETS = (
-    "*.env", ".env.*", ".envrc", "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.kdbx", "id_rsa",
-    "id_dsa", "id_ecdsa", "id_ed25519", ".netrc", "_netrc", ".npmrc", ".pypirc", ".pgpass", ".boto", ".s3cfg",
-    ".dockercfg", ".git-credentials", "credentials", "credentials.json", "application_default_credentials.json",
-    "client_secret*.json", "service[-_]account*.json", "*[-_]key.json", "secrets.*", "token.txt", "*[-_.]token",
-    "*[-_]token.txt", "kubeconfig",
+    "*.env", ".env[.-]*", "*.env.local", ".envrc", "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.kdbx",
+    "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", ".netrc", "_netrc", ".npmrc", ".pypirc", ".pgpass", ".boto",
+    ".s3cfg", ".dockercfg", ".git-credentials", "credentials", "credentials.json",
+    "application_default_credentials.json", "client_secret*.json", "service[-_]account*.json", "*[-_]key.json",
+    "secrets.*", "token.txt", "*[-_.]token", "*[-_]token.txt", "kubeconfig", "kaggle.json",
 )  # fmt: skip
 """Names of files that hold secrets, in small letters."""
 HARMLESS = ("*.example", "*.sample", "*.template", "*example.env", "*sample.env", "*template.env", "*.py")
@@ -74,7 +74,12 @@ class CodeDirectory:
         return sum(file.size for file in self.files.values())
 
     @staticmethod
-    def look(path: Path, variables: str | Path | None = None, is_sent: bool = False) -> "CodeDirectory":
+    def look(
+        path: Path,
+        variables: str | Path | None = None,
+        is_sent: bool = False,
+        names: Iterable[str] | None = None,
+    ) -> "CodeDirectory":
         """List a directory, and read the files that travel.
 
         Args:
@@ -82,6 +87,7 @@ class CodeDirectory:
             variables: a file that stays here, as its variables travel apart; None: there is none.
             is_sent: whether the directory has been sent here. Then git ignores nothing in it outside of a checkout: it
                 tracks some files although .gitignore names them, and the checkout that says so was not sent.
+            names: its files that git tracks; None: git is asked.
 
         Raises:
             InvalidRequestError: it is too large; the message says what to do.
@@ -90,7 +96,11 @@ class CodeDirectory:
         files: dict[str, CodeFile] = {}
         why_not: dict[str, str] = {}
         apart = None if variables is None else os.path.realpath(variables)
-        for name in _listed(path, is_sent):
+        listed = list(_listed(path, is_sent) if names is None else _kept(names))
+        links = behind_links(path, listed)
+        for name in listed:
+            if os.path.dirname(name) in links:
+                continue  # a link has taken the place of its directory
             with _noting(name, why_not):
                 why, size = _why_not(path, name)
                 if apart is not None and os.path.realpath(path / name) == apart:
@@ -166,8 +176,15 @@ def _noting(name: str, why_not: dict[str, str]) -> Iterator[None]:
         yield
     except PermissionError:
         why_not[name] = "this account may not read it"
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         pass  # git knows it, or knew it a moment ago
+
+
+def behind_links(path: Path, names: Iterable[str]) -> set[str]:
+    """Return the directories of files that lie behind a link: what is there belongs to another directory."""
+    top = os.path.realpath(path)
+    folders = {os.path.dirname(name) for name in names}
+    return {one for one in folders if os.path.realpath(path / one) != os.path.normpath(os.path.join(top, one))}
 
 
 def _require_small(path: Path, sizes: Mapping[str, int]) -> None:
@@ -246,6 +263,11 @@ def git(path: Path, *words: str, **environ: str) -> bytes | None:
     return done.stdout if done.returncode == 0 else None
 
 
+def git_says(path: Path, *words: str) -> str:
+    """Return the line that git prints, such as a path; "" if `git` returns None."""
+    return os.fsdecode(git(path, *words) or b"").removesuffix("\n")
+
+
 def _listed(path: Path, is_sent: bool = False) -> Iterator[str]:
     """Yield the files of a directory that git tracks or would track, in a checkout or not. Without git: all files.
 
@@ -260,13 +282,16 @@ def _listed(path: Path, is_sent: bool = False) -> Iterator[str]:
             git(path, "init", "--quiet", empty)
             found = git(path, *words, GIT_DIR=f"{empty}/.git", GIT_WORK_TREE=str(path))
     names = _all(path) if found is None else [os.fsdecode(one) for one in found.split(b"\0") if one]
-    for name in sorted(names):
-        if NEVER & {*name.split("/")[:-1]}:
-            continue
+    for name in _kept(names):
         if os.path.isdir(path / name) and not os.path.islink(path / name):  # a checkout within this one
             yield from (f"{name.rstrip('/')}/{inner}" for inner in _listed(path / name))
         else:
             yield name
+
+
+def _kept(names: Iterable[str]) -> Iterator[str]:
+    """Yield the names that are in none of the directories `NEVER`, in order."""
+    return (name for name in sorted(names) if not NEVER & {*name.split("/")[:-1]})
 
 
 def _all(path: Path) -> Iterator[str]:

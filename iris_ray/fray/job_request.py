@@ -121,28 +121,32 @@ def task_request(
         if asked := getattr(environment, option, None):
             log.warning("job %s: %s %s are not installed; %s", name, option, list(asked), why)
     env = variables(environment, resources)
-    made = make_request(task, placement, name, env=env, secrets=_secrets(environment, env), **options)
+    made = make_request(task, placement, name, env=env, secrets=_secrets(name, environment, env), **options)
     if environment is None or not environment.pip_packages:
         return made
     runtime_env = {**made.process.runtime_env, "pip": list(environment.pip_packages)}
     return replace(made, process=replace(made.process, runtime_env=runtime_env))
 
 
-def _secrets(environment: "EnvironmentConfig | None", env: Mapping[str, str]) -> dict[str, SecretValue]:
+def _secrets(job: str, environment: "EnvironmentConfig | None", env: Mapping[str, str]) -> dict[str, SecretValue]:
     """Return the secrets that a job names and, unless it is isolated, those of this process that Fray forwards.
 
     These are the tokens of Hugging Face, W&B and CoreWeave, and mounted secrets. What the job names, or has in ``env``,
-    takes precedence.
+    takes precedence. One that it does not name and that no task can get, such as a large file, does not fail the job.
     """
     named: Mapping[str, str] = getattr(environment, "secrets", None) or {}  # older releases have none
     for name in named:
         if not name.isidentifier():
             raise UnsupportedOptionError(f"the secret {name} would be a file of that name; tasks get variables only")
-    found = dict(named)
+    found = {name: SecretValue(value) for name, value in named.items()}
     if getattr(environment, "secret_behavior", "inherit") == "inherit" and forwarded_secrets is not None:
-        there = forwarded_secrets(exclude={*named, *env})
-        found |= {name: value for name, value in there.items() if name.isidentifier()}
-    return {name: SecretValue(value) for name, value in found.items()}
+        for name, value in forwarded_secrets(exclude={*named, *env}).items():
+            try:
+                if name.isidentifier():
+                    found[name] = SecretValue(value)
+            except InvalidRequestError as error:
+                log.warning("job %s: the secret %s of this process is not forwarded: %s", job, name, error)
+    return found
 
 
 def variables(environment: "EnvironmentConfig | None", resources: "ResourceConfig") -> dict[str, str]:

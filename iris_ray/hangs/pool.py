@@ -34,6 +34,8 @@ LOOK_WITHIN_S = 5.0
 LOOK_AT_MOST_S = 5.0
 EVIDENCE_S = 10.0
 """How long the hosts of a hanging gang have to keep evidence as files, before its processes are ended."""
+SAVING_S = 600.0
+"""How long a gang with a notice may save before its silence counts. At the notice's deadline, it moves in any case."""
 ASK_AGAIN_S = 1.0
 """How long the hosts have to report progress once more before a gang is ended."""
 
@@ -52,7 +54,7 @@ class HangsInPool(PoolPart):
                 case AttemptBegan(attempt):
                     self._watch_of(attempt)
                 case AttemptTold(attempt) if attempt in self._watches:
-                    self._watches[attempt].progress_made()  # saving takes time, and is not a hang
+                    self._watches[attempt].told()
                 case ProgressSeen(attempt, running, progress):
                     looking = self._watch_of(attempt).look(running, progress)
                     self.pool.background.start(looking, f"asking whether {attempt.context.id} hangs")
@@ -88,14 +90,17 @@ class HangWatch:
         if limit.set_s is not None:
             attempt.most_pause_s = min(limit.set_s / 4, LOOK_AT_MOST_S)
         self._progress_at = time.monotonic()
+        self._told_at = self._moves_at = self._progress_at
         self._running: set[TaskKey] = set()
         self._is_ending = False
         self._speeds = Speeds()
         self._now: tuple[set[str], int | None] = set(), None  # declared pauses of its tasks, and the furthest step
 
-    def progress_made(self) -> None:
-        """Restart the count of seconds without progress."""
-        self._progress_at = time.monotonic()
+    def told(self) -> None:
+        """Note that the tasks have got a notice, and save their state."""
+        if (notice := self._attempt.notices.latest) is not None:
+            self._told_at = time.monotonic()
+            self._moves_at = self._told_at + notice.deadline - time.time()
 
     @property
     def limit_in_words(self) -> str | None:
@@ -137,9 +142,10 @@ class HangWatch:
         if self._running - running:  # a task that has returned has made progress
             beats.append(now)
         self._running = running
-        notice = self._attempt.notices.latest
-        if notice is not None and time.time() < notice.deadline and any(p.saved for p in progress.values()):
-            beats.append(now)  # the others may be waiting for the tasks that have saved
+        is_told = self._attempt.notices.latest is not None and now < self._moves_at
+        # a save takes time, and tasks that have saved may wait for the others
+        if is_told and (now < self._told_at + SAVING_S or any(p.saved for p in progress.values())):
+            beats.append(now)
         self._progress_at = max([self._progress_at, *beats])
         return now - self._progress_at
 

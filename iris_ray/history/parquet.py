@@ -241,14 +241,14 @@ class _Target:
         if self._files.get_file_info(path).type == fs.FileType.NotFound:
             yield None
             return
-        with self._files.open_input_file(path) as stream:
-            try:
+        try:
+            with self._files.open_input_file(path) as stream:
                 yield parquet.ParquetFile(stream)
-            except (ArrowException, OSError, ValueError, sqlite3.IntegrityError) as error:
-                raise HistoryUnavailableError(
-                    f"{path} can't be read ({type(error).__name__}: {error}), so its month is not copied. If the file"
-                    " is damaged, move it away: the next copy writes what the history still has of that month"
-                ) from error
+        except (ArrowException, OSError, ValueError, sqlite3.IntegrityError) as error:
+            raise HistoryUnavailableError(
+                f"{path} can't be read ({type(error).__name__}: {error}), so its month is not copied. If the file is"
+                " damaged, move it away: the next copy writes what the history still has of that month"
+            ) from error
 
 
 def main(words: Sequence[str]) -> int:

@@ -5,7 +5,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TypedDict
 
 import click
@@ -121,8 +121,7 @@ def logs(
             head.run(words_for_head())  # jobs of Ray's job API have no tasks
         head.logs(job, follow)
         return
-    with cluster():
-        controller = ControllerConnection()
+    with cluster(), _connection(patient=follow) as controller:
         status = controller.ask(ControllerInterface.job_status, job)
         if pattern is not None:
             _grep(controller, status, task, attempt, pattern, context or 0, since)
@@ -138,12 +137,17 @@ def logs(
         else:
             from iris_ray.logs.client import host_logs  # imports Ray
 
-            away: AbstractContextManager[None] = nullcontext()
-            if follow:
-                away = controller.waiting(CONTROLLER_AWAY_S, _say)
-            with away, host_logs(controller) as source:
+            with host_logs(controller) as source:
                 for line in stream_logs(source, job, task, first, follow=follow):
                     _show(line, prefixed=task is None, timed=timestamps)
+
+
+@contextmanager
+def _connection(patient: bool) -> Iterator[ControllerConnection]:
+    """Yield the connection to the Controller; in a patient block, it waits for a missing one, and says so."""
+    controller = ControllerConnection()
+    with controller.waiting(CONTROLLER_AWAY_S, _say) if patient else nullcontext():
+        yield controller
 
 
 def follow_job(controller: ControllerConnection, job: str, live: LiveLine) -> None:

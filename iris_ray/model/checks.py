@@ -192,7 +192,8 @@ class Number:
 
     @property
     def wanted(self) -> str:
-        least = "" if self.least is None else f", more than {self.least}" if self.above else f", {self.least} or more"
+        number = "" if self.least is None else f"{self.least:.10g}"
+        least = number and (f", more than {number}" if self.above else f", {number} or more")
         most = "" if self.most is None else f", {self.most:.10g} at most"
         others = ", or infinity" * self.endless + f", {AUTO!r}" * self.auto + ", or None" * self.or_none
         return f"{self.what}{least}{most}{others}"

@@ -45,8 +45,8 @@ def heartbeat(step: int | None = None) -> None:
             if meter.beat(time.monotonic()):
                 _tell_rhythm(files, meter)
         if not _replace(files.heartbeat, "" if number is None else str(number)):
-            with contextlib.suppress(OSError):  # a full disk takes a time, so the gang does not count as hung
-                os.utime(files.rhythm)
+            with contextlib.suppress(OSError):  # a full disk takes an empty file, so the gang does not count as hung
+                (files.rhythm if files.heartbeat.exists() else files.heartbeat).touch()
 
 
 def report_status(text: str = "", /, **numbers: SupportsFloat) -> None:

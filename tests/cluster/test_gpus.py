@@ -4,6 +4,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from iris_ray import Constraint, ConstraintOp, CoschedulingConfig, IrisClient, R
 from iris_ray.errors import InvalidSlotError, TaskCrashedError
 from iris_ray.slots import DeviceKind
 from iris_ray.testing import SimulatedCluster
-from tests.support.clusters import Clusters
+from tests.conftest import shared
+from tests.support.clusters import Clusters, Shape
 from tests.support.command_line import iris, iris_json
 from tests.support.gangs import Trace
 from tests.support.waiting import wait_until
@@ -24,16 +26,17 @@ ONE = ResourceSpec(gpu=1, replicas=2)
 ON_A_GPU_HOST = (Constraint("gpus", ConstraintOp.EXISTS),)
 
 
-pytestmark = pytest.mark.usefixtures("no_shared_cluster")
-
-
 @pytest.fixture(scope="module")
-def gpus(clusters: Clusters) -> Iterator[SimulatedCluster]:
+def gpu_cluster(clusters: Clusters) -> Iterator[SimulatedCluster]:
     """A host with two GPUs, beside the head, which has none."""
-    clusters.give_back_and_end()
-    with SimulatedCluster(quiet=True) as cluster:
-        cluster.add_hosts(1, gpus=2, labels={"gpus": "yes", "rack": "a"})
-        yield cluster
+
+    @contextmanager
+    def start() -> Iterator[SimulatedCluster]:
+        with SimulatedCluster(quiet=True) as running:
+            running.add_hosts(1, gpus=2, labels={"gpus": "yes", "rack": "a"})
+            yield running
+
+    yield from shared(clusters, Shape("GPUs", start, slices=0))
 
 
 def visible(directory: Path) -> Any:
@@ -48,7 +51,7 @@ def visible(directory: Path) -> Any:
 
 
 @pytest.mark.long
-def test_tasks_on_one_host_have_different_gpus(gpus: SimulatedCluster, trace: Trace) -> None:
+def test_tasks_on_one_host_have_different_gpus(gpu_cluster: SimulatedCluster, trace: Trace) -> None:
     client = IrisClient()
     two = client.submit(trace.gang(visible(trace.directory)), resources=ONE)
     trace.wait_for_tasks(2)
@@ -56,7 +59,7 @@ def test_tasks_on_one_host_have_different_gpus(gpus: SimulatedCluster, trace: Tr
     wait_until(lambda: f"in use by {two.job_id}" in client.explain(third))
     (host,) = (worker for worker in client.list_workers() if worker.resources.get("GPU"))
     assert (host.resources["GPU"], host.free["GPU"]) == (2.0, 0.0)
-    table = iris(gpus, "host", "ls", "--hosts").stdout
+    table = iris(gpu_cluster, "host", "ls", "--hosts").stdout
     assert "0/2 free" in table
     none = client.submit(
         lambda: os.environ.get("CUDA_VISIBLE_DEVICES"), resources=ResourceSpec(cpu=1), constraints=ON_A_GPU_HOST
@@ -67,7 +70,7 @@ def test_tasks_on_one_host_have_different_gpus(gpus: SimulatedCluster, trace: Tr
     assert len(third.results(60)) == 1
 
 
-def test_job_asking_for_too_many_gpus_is_told_so(gpus: SimulatedCluster) -> None:
+def test_job_asking_for_too_many_gpus_is_told_so(gpu_cluster: SimulatedCluster) -> None:
     client = IrisClient()
     job = client.submit(os.getpid, resources=ResourceSpec(gpu=3))
     address = next(worker.address for worker in client.list_workers() if worker.resources.get("GPU"))
@@ -79,7 +82,7 @@ def test_job_asking_for_too_many_gpus_is_told_so(gpus: SimulatedCluster) -> None
 
 
 @pytest.mark.proof
-def test_crashed_task_gets_its_gpus_again(gpus: SimulatedCluster) -> None:
+def test_crashed_task_gets_its_gpus_again(gpu_cluster: SimulatedCluster) -> None:
     @ray.remote(num_gpus=2)
     def crash_once() -> str | None:
         from iris_ray import get_job_info
@@ -96,8 +99,8 @@ def test_crashed_task_gets_its_gpus_again(gpus: SimulatedCluster) -> None:
         client.submit(lambda: os._exit(3), resources=ONE).results(60)
 
 
-def test_rack_gang_has_gpus_of_its_hosts(gpus: SimulatedCluster) -> None:
-    gpus.add_hosts(1, gpus=2, labels={"rack": "a"})
+def test_rack_gang_has_gpus_of_its_hosts(gpu_cluster: SimulatedCluster) -> None:
+    gpu_cluster.add_hosts(1, gpus=2, labels={"rack": "a"})
     need = ResourceSpec(gpu=2, replicas=2)
     job = IrisClient().submit(
         lambda: (os.environ["IRIS_RAY_HOST_DIR"], os.environ.get("CUDA_VISIBLE_DEVICES")),
@@ -110,8 +113,7 @@ def test_rack_gang_has_gpus_of_its_hosts(gpus: SimulatedCluster) -> None:
 
 
 @pytest.mark.proof
-def test_slots_use_gpus_as_large_as_driver_says(clusters: Clusters, monkeypatch: pytest.MonkeyPatch) -> None:
-    clusters.give_back_and_end()
+def test_slots_use_gpus_as_large_as_driver_says(no_shared_cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in = Path(__file__).parents[1] / "support" / "nvml"
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(stand_in), os.environ.get("PYTHONPATH", "")]))
     memory = [{"total": 80 * GB, "reserved": GB, "used": 3 * GB}, {"total": 40 * GB, "reserved": 0, "used": 0}]

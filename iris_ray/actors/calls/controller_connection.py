@@ -62,7 +62,7 @@ class ControllerConnection:
 
     def __init__(self, any_version: bool = False, patience_s: float = 0.0) -> None:
         self._any_version = any_version
-        self._patience_s = max(patience_s, RESTART_S)
+        self._patience_s, self._answer_s = max(patience_s, RESTART_S), ANSWER_TIMEOUT_S
         self._handle: Any = None
         self._say: Callable[[str], object] | None = None
         self._has_said = False
@@ -78,15 +78,16 @@ class ControllerConnection:
         """Within the block, wait longer for a Controller that has died, or less long.
 
         Args:
-            at_most_s: how long a question waits for an answer; seconds.
+            at_most_s: how long a question waits for an answer; seconds. A Controller that does not answer, as one that
+                is stopped, is given a second at least.
             say: called with `WAITING`, once for each absence that is longer than `RESTART_S`.
         """
-        before = self._patience_s, self._say
-        self._patience_s, self._say = at_most_s, say
+        before = self._patience_s, self._answer_s, self._say
+        self._patience_s, self._answer_s, self._say = at_most_s, min(ANSWER_TIMEOUT_S, max(1.0, at_most_s)), say
         try:
             yield
         finally:
-            self._patience_s, self._say = before
+            self._patience_s, self._answer_s, self._say = before
 
     def _look_up(self) -> bool:
         """Return whether a Controller runs. If it is another one than before, check its version."""
@@ -160,7 +161,7 @@ class ControllerConnection:
                 f" runs {in_words(versions_here())}; {REPLACE_CONTROLLER}"
             )
         try:
-            return ray.get(getattr(self._handle, method).remote(*args, **kwargs), timeout=ANSWER_TIMEOUT_S)
+            return ray.get(getattr(self._handle, method).remote(*args, **kwargs), timeout=self._answer_s)
         except RayTaskError as error:
             if isinstance(error.cause, DeposedError):  # another Controller has replaced it
                 raise self._gone() from None
@@ -170,7 +171,7 @@ class ControllerConnection:
                 f"the Controller failed: {type(error.cause).__name__}: {error.cause}"
             ) from error
         except GetTimeoutError:
-            trouble = f"the Controller did not answer within {ANSWER_TIMEOUT_S:g} s; see: iris-ray doctor"
+            trouble = f"the Controller did not answer within {self._answer_s:.3g} s; see: iris-ray doctor"
             raise _NoAnswerError(trouble) from None
         except RayError:  # it is being restarted, was stopped, or is being replaced
             raise self._gone() from None

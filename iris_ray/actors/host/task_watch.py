@@ -375,7 +375,7 @@ class TaskProgress:
 
     def __init__(self, files: TaskFiles) -> None:
         self._files = files
-        self._beat: float | None = None  # the time of the latest heartbeat's file, by the wall clock
+        self._signs: set[float] = set()  # the times of the files that are signs of life, by the wall clock
         self._beat_at = self._looked_at = time.monotonic()
 
     def read(self) -> Progress:
@@ -384,20 +384,22 @@ class TaskProgress:
         beat_at = _time_of(files.heartbeat)
         step = None if beat_at is None else _step_in(_text_of(files.heartbeat))
         marks = _marks(files, step, beat_at)
-        paused_at = None if beat_at is None else _time_of(files.rhythm)
-        alive_at = beat_at if paused_at is None else max(beat_at or 0.0, paused_at)
+        signs = {one for one in (beat_at, _time_of(files.rhythm)) if beat_at is not None and one is not None}
         rhythm, saves = _rhythm(_text_of(files.rhythm)), _saves(files)
-        return Progress(self._age_of(alive_at), step, saved, status, marks, rhythm, saves)
+        return Progress(self._age_of(signs), step, saved, status, marks, rhythm, saves)
 
-    def _age_of(self, beat_at: float | None) -> float | None:
-        """Return the seconds since the latest heartbeat, even if the wall clock was set since."""
+    def _age_of(self, signs: set[float]) -> float | None:
+        """Return the seconds since the latest sign of life, even if the wall clock was set since.
+
+        So a sign counts if it was not there before: after the clock was set back, it is not the latest by its time.
+        """
         now, before = time.monotonic(), self._looked_at
         self._looked_at = now
-        if beat_at is None:
+        if not signs:
             return None
-        if beat_at != self._beat:
-            age = min(max(0.0, time.time() - beat_at), now - before)  # the look before did not see it
-            self._beat, self._beat_at = beat_at, now - age
+        if new := signs - self._signs:
+            age = min(max(0.0, time.time() - max(new)), now - before)  # the look before did not see it
+            self._signs, self._beat_at = signs, now - age
         return now - self._beat_at
 
 

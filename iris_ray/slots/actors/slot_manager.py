@@ -69,6 +69,7 @@ class SlotManager:
         self._expected: dict[str, Runner] = {}
         self._problems: dict[DeviceKind, str] = {}
         self._clients = Clients(policy.silence_s / CLIENTS_LOOK_S)
+        self._is_started = asyncio.Event()
         self._streams: dict[str, ClientStreams] = {}
         self._cancelled_early, self._over = StopReasons(), StopReasons()
 
@@ -82,6 +83,7 @@ class SlotManager:
         """Set the expected hosts, and the ids of the jobs that get them."""
         gc.freeze()  # else Python looks at all modules again and again, which holds up all requests for 50 ms
         self._jobs = tuple(jobs)
+        self._is_started.set()
         self._expected |= {name: each.runner for name, each in runner_names(hosts) if name not in self._expected}
         self._expect()
         yielding = Yielding(self._core, self._runners.by_id, self._jobs, self._maker.user)
@@ -90,7 +92,11 @@ class SlotManager:
         self._hear(ev.Tick())
 
     async def kind(self) -> DeviceKind | None:
-        """Return the kind of devices that its hosts have; None if they are of several kinds, or there are none."""
+        """Return the kind of devices that its hosts have; None if they are of several kinds, or there are none.
+
+        Its maker may still submit the jobs that get them, and start a Controller for these.
+        """
+        await self._is_started.wait()
         kinds = {runner.kind for runner in self._expected.values()}
         return kinds.pop() if len(kinds) == 1 else None
 

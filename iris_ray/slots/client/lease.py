@@ -23,6 +23,7 @@ from iris_ray.errors import NoClusterError, RequestLostError, SessionEndedError,
 from iris_ray.slots.actors.messages import AnswerPiece, Grant, NotHeld
 from iris_ray.slots.actors.slot_actor import SlotActor
 from iris_ray.slots.actors.slot_manager import SlotManager
+from iris_ray.slots.core.policy import RENEW_S
 
 MOST_CALLS = 32
 """How many calls of one session may be unanswered. They run one after the other."""
@@ -177,8 +178,6 @@ class Lease:
 
 # -- client keeper -----------------------------------------------------------------------------------------------------
 
-RENEW_S = 5.0
-"""A SlotManager waits six times as long: `ServingPolicy.silence_s`."""
 logger = logging.getLogger(__name__)
 
 

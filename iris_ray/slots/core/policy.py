@@ -52,6 +52,8 @@ class PlacementPolicy:
 
 REPORT_S: Final = 5.0
 """How often runners are asked for their slots."""
+RENEW_S: Final = 5.0
+"""How often a client reports that it is alive."""
 RECHECK_S: Final = 5.0
 """How often all models are looked at, and unconfirmed deletions ordered again, even without events: a safety net."""
 ACTIVITY_S: Final = 30.0
@@ -91,7 +93,7 @@ class ServingPolicy:
         longest_pause_s: the longest pause after failed loads or crashes.
         avoid_runner_s: how long a model that failed to load on a runner is loaded on other runners if they have room.
         silence_s: how long a client may be silent before its requests and sessions end; ten seconds more at most.
-            Clients report every five seconds, so give several times as much.
+            At least 10, since clients report every five seconds.
 
     Raises:
         InvalidSlotError: a value can't work; the message names it.
@@ -116,6 +118,7 @@ class ServingPolicy:
         own: Mapping[str, Check] = {"placement": Holds(PlacementPolicy, "a PlacementPolicy"), "late_factor": Number()}
         seconds = dict.fromkeys((each.name for each in fields(self) if each.name.endswith("_s")), Seconds(endless=True))
         counts = dict.fromkeys((each.name for each in fields(self) if each.name.startswith("most_")), Whole(1))
+        seconds["silence_s"] = Seconds(2 * RENEW_S, endless=True)
         require_fields("", self, {**own, **seconds, **counts}, InvalidSlotError)
 
     def pause_after(self, failures: int) -> float:

@@ -20,7 +20,7 @@ from tests.support.waiting import wait_until
 
 MB = 2**20
 EAGER = ServingPolicy(
-    placement=PlacementPolicy(stale_at=IdleFor(0.0), min_residency_s=0.0), ageing_s=5.0, silence_s=8.0
+    placement=PlacementPolicy(stale_at=IdleFor(0.0), min_residency_s=0.0), ageing_s=5.0, silence_s=10.0
 )
 LARGE = {1: 600 * MB}
 
@@ -180,7 +180,7 @@ def test_dead_client_loses_its_requests(client: SlotClient) -> None:
 
     owner = ray.remote(num_cpus=0)(Owner).remote()
     assert ray.get(owner.ask.remote()) == 0
-    time.sleep(15.0)  # longer than its silence would be borne
+    time.sleep(22.0)  # longer than its silence would be borne
     assert any(slot.active for slot in client.status().slots)
     ray.kill(owner)
     wait_until(lambda: not any(slot.active for slot in client.status().slots), 30)

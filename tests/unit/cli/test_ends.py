@@ -8,6 +8,7 @@ import time
 import pytest
 
 from iris_ray.actors.calls import controller_connection
+from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.cli.conventions import FAILED, INTERRUPTED, OK, TIMED_OUT, USAGE
 from iris_ray.model.lifecycle import JobState
 from tests.support.command_line import Terminal
@@ -71,6 +72,29 @@ def test_wait_goes_on_with_the_next_controller(world: ControllerInProcess, monke
     assert person.printed.count("waiting for the Controller") == 1
 
 
+def test_wait_is_patient_from_its_first_question_on(
+    world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller_connection, "RESTART_S", 0.2)
+    job, person = world.start("train-1a2b3c4d"), Terminal()
+    world.succeed(job)
+    found: list[ControllerConnection] = []
+
+    def connected(*_: object) -> ControllerConnection:
+        found.append(ControllerConnection())
+        world.ray.kill(world.controller())
+        return found[-1]
+
+    monkeypatch.setattr("iris_ray.cli.ends.ControllerConnection", connected)
+
+    def comes_back() -> None:
+        wait_until(lambda: "iris-ray: waiting for the Controller" in person.printed)
+        world.start_controller()
+
+    with world.meanwhile(comes_back):
+        assert world.on_terminal("wait", job, person=person) == OK
+
+
 def test_timeout_of_wait_holds_without_controller(world: ControllerInProcess) -> None:
     job, ended = world.start("train-1a2b3c4d"), threading.Event()
     before, began = world.ray.calls["job_status"], time.monotonic()
@@ -85,6 +109,19 @@ def test_timeout_of_wait_holds_without_controller(world: ControllerInProcess) ->
         ended.set()
     assert "not over after 2s; the jobs go on" in done.stderr
     assert took_s < 15.0
+
+
+def test_timeout_of_wait_holds_while_controller_stands_still(world: ControllerInProcess) -> None:
+    job = world.start("train-1a2b3c4d")
+    before, began = world.ray.calls["job_status"], time.monotonic()
+
+    def stop() -> None:
+        wait_until(lambda: world.ray.calls["job_status"] > before + 1)
+        world.freeze_controller()
+
+    with world.meanwhile(stop):
+        assert "the jobs go on" in world.iris("wait", job, "--timeout", "2", code=TIMED_OUT, quotes=True).stderr
+    assert time.monotonic() - began < 15.0
 
 
 def test_ctrl_c_ends_wait_and_leaves_job_alone(world: ControllerInProcess) -> None:

@@ -42,6 +42,16 @@ def test_group_is_seen_waiting_running_and_ending(world: ControllerInProcess) ->
     assert "sampler of its group rl has ended as killed: cancelled by ann" in world.iris("why", trainer).stdout
 
 
+def test_jobs_of_a_group_that_are_cancelled_together_are_all_cancelled(world: ControllerInProcess) -> None:
+    jobs = submit(world, trainer=1, sampler=1)
+    for job_id in jobs:
+        world.wait_for_attempt(job_id, 1)
+    found = world.json("cancel", *jobs)
+    assert [(one["job_id"], one["cancelled"]) for one in found] == [("trainer", True), ("sampler", True)]
+    assert {one["state_before"] for one in found} <= {"STARTING", "RUNNING"}
+    assert not any(one["cancelled"] for one in world.json("cancel", *jobs))
+
+
 def test_group_that_can_never_start_is_refused_as_a_whole(world: ControllerInProcess) -> None:
     with pytest.raises(InvalidJobError, match="trainer and sampler need 8 hosts with chips at once"):
         submit(world, trainer=2, sampler=2)

@@ -49,6 +49,7 @@ def test_directory_travels_without_what_git_ignores(here: Path, is_checkout: boo
 SECRET_NAMES = (
     ".env", ".env.local", "prod.env", "x/.envrc", "deploy/id_ed25519", "x/tls.KEY", "service-account-7.json",
     "gcp-key.json", ".npmrc", ".dockercfg", "hf_token", ".hf.token", "token.txt", "hf_token.txt",
+    ".env-prod", "prod.env.local", "kaggle.json",
 )  # fmt: skip
 
 
@@ -118,6 +119,19 @@ def test_package_has_what_travels_and_same_bytes_for_same_files(here: Path) -> N
         (here / "lib/run.sh").chmod(0o755)
     assert packages[0] == packages[1]
     assert not path.exists()
+
+
+def test_file_behind_a_link_in_place_of_its_directory_stays_here(here: Path, tmp_path: Path) -> None:
+    write(here, **{"lib/a.py": "1", "part/b.py": "2", "train.py": "3"})
+    git(here, "init", "--quiet")
+    git(here, "add", ".")
+    (here / "lib").rename(tmp_path / "elsewhere")
+    (here / "lib").symlink_to(tmp_path / "elsewhere")
+    (here / "part").rename(tmp_path / "part")
+    write(here, part="now a file")
+    found = CodeDirectory.look(here)
+    assert set(found.files) == {"train.py", "part"}
+    assert found.left_out == ("lib (a link that leaves the directory)",)
 
 
 def test_links_that_no_package_holds_are_said(here: Path) -> None:

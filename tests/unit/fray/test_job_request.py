@@ -176,6 +176,18 @@ def test_tokens_of_environment_are_forwarded_unless_job_is_isolated(
     assert "WANDB_API_KEY" not in fray_request(job(environment=in_env)).secrets
 
 
+def test_forwarded_secret_that_no_task_can_get_does_not_fail_the_job(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    there = {"HF_TOKEN": "mine", "CERTIFICATES": 20_000 * "s3cr3t", "EMPTY": "", "BINARY": "a\0b"}
+    monkeypatch.setattr(job_request, "forwarded_secrets", lambda exclude: there)
+    with caplog.at_level(logging.WARNING):
+        assert fray_request(job()).secrets.keys() == {"HF_TOKEN"}
+    for name in ("CERTIFICATES", "EMPTY", "BINARY"):
+        assert f"the secret {name} of this process is not forwarded" in caplog.text
+    assert "s3cr3t" not in caplog.text
+
+
 def test_bands_are_those_of_iris() -> None:
     job_pb2 = pytest.importorskip("iris.rpc.job_pb2")
     numbers = {name.removeprefix("PRIORITY_BAND_"): number for name, number in job_pb2.PriorityBand.items()}

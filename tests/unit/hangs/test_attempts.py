@@ -51,6 +51,23 @@ async def test_gang_hangs_normally_after_a_notices_deadline() -> None:
     assert result.kind is RunErrorKind.HANG
 
 
+@pytest.mark.parametrize("saving_s", [60.0, LIMIT_S])
+async def test_gang_with_a_notice_may_save_for_longer_than_its_limit(
+    saving_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("iris_ray.hangs.pool.SAVING_S", saving_s)
+    slices = Slices()
+    attempt = new_attempt(slices, Controller(), stall_timeout=LIMIT_S)
+
+    async def story() -> None:
+        await asyncio.sleep(0.05)
+        attempt.notify(Notice(NoticeKind.EVICTION, "another job", time.time() + 60.0))
+        await asyncio.sleep(4 * LIMIT_S)
+        slices.returns.set()
+
+    assert (await verdict_of(attempt, story)).succeeded is (saving_s > LIMIT_S)
+
+
 async def test_tasks_waiting_for_saved_peer_do_not_hang() -> None:
     slices = Slices(hosts=2)
     attempt = new_attempt(slices, Controller(), stall_timeout=LIMIT_S)

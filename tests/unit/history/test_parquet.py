@@ -220,6 +220,18 @@ def test_month_whose_copy_can_not_be_read_is_left_alone(two_months: History, tmp
 
 
 @needs_pyarrow
+def test_file_that_can_not_be_opened_holds_up_its_own_month_only(two_months: History, tmp_path: Path) -> None:
+    target = tmp_path / "copy"
+    blocked = target / "jobs/2026-11.parquet"
+    blocked.mkdir(parents=True)
+    assert f"{blocked} can't be read" in copied(two_months, target, code=1)
+    assert read(target)["events/2026-12"]
+    blocked.rmdir()
+    copied(two_months, target)
+    assert november(target)["jobs"]
+
+
+@needs_pyarrow
 def test_place_that_takes_no_files_is_said_in_a_line(two_months: History, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert "file" in copied(two_months, tmp_path / "file", code=1)

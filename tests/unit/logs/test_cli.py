@@ -188,6 +188,29 @@ def test_following_goes_on_with_the_next_controller(
     assert person.printed.count("waiting for the Controller") == 1
 
 
+def test_following_is_patient_from_its_first_question_on(
+    world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller_connection, "RESTART_S", 0.2)
+    job, person = world.start("train"), Terminal()
+    attempt_ran(world, job, 1)
+    world.succeed(job)
+
+    def connected() -> controller_connection.ControllerConnection:
+        found = controller_connection.ControllerConnection()
+        world.ray.kill(world.controller())
+        return found
+
+    monkeypatch.setattr("iris_ray.logs.cli.ControllerConnection", connected)
+
+    def comes_back() -> None:
+        wait_until(lambda: "iris-ray: waiting for the Controller" in person.printed)
+        world.start_controller()
+
+    with world.meanwhile(comes_back):
+        assert world.on_terminal("logs", "-f", job, person=person) == OK
+
+
 def test_following_without_controller_ends_at_once(bare_cluster: ControllerInProcess) -> None:
     began = time.monotonic()
     assert "no Controller runs" in bare_cluster.iris("logs", "-f", "train", code=NO_CLUSTER).stderr

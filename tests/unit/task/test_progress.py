@@ -90,11 +90,15 @@ def test_odd_task_files_do_not_block_report_of_end(files: TaskFiles, content: st
 
 @pytest.mark.parametrize("set_by", [-3600.0, 0.0, 3600.0])
 @pytest.mark.parametrize("is_seen_first", [True, False])
+@pytest.mark.parametrize("knows_rhythm", [True, False])
 def test_heartbeat_age_ignores_wall_clock_changes(
-    files: TaskFiles, monkeypatch: pytest.MonkeyPatch, set_by: float, is_seen_first: bool
+    files: TaskFiles, monkeypatch: pytest.MonkeyPatch, set_by: float, is_seen_first: bool, knows_rhythm: bool
 ) -> None:
     """Else a gang that hangs would seem to go on, or the other way round."""
     now, ahead = 1000.0, 1e9
+    if knows_rhythm:
+        files.rhythm.touch()
+        os.utime(files.rhythm, (now + ahead,) * 2)
     clocks = SimpleNamespace(monotonic=lambda: now, time=lambda: now + ahead)
     monkeypatch.setattr(task_watch, "time", clocks)
 
@@ -164,6 +168,22 @@ def test_heartbeat_on_a_full_disk_is_a_sign_of_life(files: TaskFiles, monkeypatc
     assert found.age is not None
     assert found.age < 0.5
     assert found.step == FIRST_STEPS + 1, "the disk did not take the last one"
+
+
+def test_first_heartbeat_on_a_full_disk_is_a_sign_of_life(files: TaskFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", fails)
+    heartbeat(0)
+    found = TaskProgress(files).read()
+    assert found.age is not None
+    assert found.step is None
+    os.utime(files.heartbeat, (1.0, 1.0))
+    heartbeat(1)  # before its rhythm is known
+    age = TaskProgress(files).read().age
+    assert age is not None
+    assert age < 60.0
 
 
 def test_end_of_declared_pause_is_a_sign_of_life(files: TaskFiles) -> None:

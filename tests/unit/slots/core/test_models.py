@@ -43,6 +43,7 @@ def an_order(replicas: Any) -> ModelOrder:
         (ServingPolicy, {"drain_s": "60"}, "drain_s is '60'; give seconds, 0 or more, or infinity"),
         (ServingPolicy, {"ageing_s": -1.0}, r"ageing_s is -1\.0"),
         (ServingPolicy, {"idle_s": float("nan")}, "idle_s is nan"),
+        (ServingPolicy, {"silence_s": 9.0}, r"silence_s is 9\.0; give seconds, 10 or more, or infinity"),
         (ServingPolicy, {"late_factor": None}, "late_factor is None; give a number, 0 or more"),
         (ServingPolicy, {"most_attempts": 0}, "most_attempts is 0; give an int of 1 or more"),
         (ServingPolicy, {"most_waiting": 1.5}, r"most_waiting is 1\.5"),
