@@ -39,8 +39,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 HEAD = """# Options of a run
 
 The options that [`run_on_pod` and the other run functions](running.md), `IrisClient.submit` and the
-[command line](command-line.md) share. Their other arguments, such as `num_slices`, are on those pages. Pass options by
-name:
+[command line](command-line.md) share. Their other arguments, such as `num_slices`, are on those pages. Below,
+"all functions" are {functions}.
+Pass options by name:
 
 ```text
 run_on_pod(train, "v4-16", spares=1, preload=["jax"], max_retries_failure=0)
@@ -62,7 +63,8 @@ def options_page() -> str:
     for name in OPTIONS:
         takers[tuple(f for f, call in FUNCTIONS.items() if name in inspect.signature(call).parameters)].append(name)
     run, submit = _flags(run_command), _flags(submit_command)
-    head = HEAD.format(only_run=_code(sorted(run - submit)), only_submit=_code(sorted(submit - run)))
+    only_run, only_submit = _code(sorted(run - submit)), _code(sorted(submit - run))
+    head = HEAD.format(only_run=only_run, only_submit=only_submit, functions=_listed(FUNCTIONS))
     parts = [head, "| option | flag | default | effect |", "|---|---|---|---|"]
     parts += [
         f"| [`{name}`](#{name}) | {_flag(option)} | {_shown(option, option.default)} | {option.help} |"
@@ -119,6 +121,11 @@ def _title(functions: tuple[str, ...]) -> str:
 
 def _code(names: Iterable[str]) -> str:
     return " and ".join(f"`{name}`" for name in names)
+
+
+def _listed(names: Iterable[str]) -> str:
+    *first, last = (f"`{name}`" for name in names)
+    return f"{', '.join(first)} and {last}"
 
 
 def _shown(option: Option, value: object) -> str:

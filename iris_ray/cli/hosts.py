@@ -100,7 +100,7 @@ def _host_row(view: SliceView, host: WorkerStatus) -> tuple[object, ...]:
     chips, gpus = (f"{host.free.get(what, 0):g}/{host.resources.get(what, 0):g} free" for what in (TPU, GPU))
     jobs = ", ".join(dict.fromkeys(map(job_of, host.tasks))) or "-"
     number = "-" if host.host_index is None else host.host_index
-    note = reason_of(host) or _sub_slices(host)
+    note = "; ".join(filter(None, [view.defect, reason_of(host) or _sub_slices(host)]))
     return view.slice, number, host.address, host.node_id[:12], chips, gpus, jobs, note
 
 

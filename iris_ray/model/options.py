@@ -257,7 +257,7 @@ class ContainerOptions(TypedDict, total=False):
             check=_TEAM,
             help="The team whose quota the job uses. Default: $IRIS_TEAM, or your only team.",
             example='"research/vision"',
-            more="See docs/teams.md.",
+            more="Users of no team: the one team that is open to everybody, or else none. See docs/teams.md.",
             flag="--team",
         ),
     ]
@@ -314,7 +314,8 @@ class ContainerOptions(TypedDict, total=False):
             default=0,
             check=Whole(),
             help="The number of slices held ready, with started processes, to replace a lost slice at once.",
-            more="A waiting job takes precedence over a spare. Only gangs on slices have spares.",
+            more="A waiting job takes precedence over a spare. Only gangs on slices have spares, and only with"
+            ' `failure_domain="job"`.',
             example="1",
             flag="--spares",
         ),
@@ -500,9 +501,9 @@ class RetryOptions(TypedDict, total=False):
             default=10_000,
             check=Whole(),
             help="The number of further attempts after lost hosts. 0: a lost host ends the job.",
-            more="With 0, an eviction also ends the job as preempted; such jobs are the last of their band to be"
-            " evicted. The job doesn't move to more slices either. Failures are still retried: see"
-            " `max_retries_failure`.",
+            more="Some other causes count as well: see docs/failures.md. With 0, an eviction also ends the job as"
+            " preempted; such jobs are the last of their band to be evicted. The job doesn't move to more slices"
+            " either. Failures are still retried: see `max_retries_failure`.",
             example="100",
             flag="--max-retries-preemption",
             elsewhere=(
@@ -606,8 +607,8 @@ class JobOptions(RunOptions, total=False):
             default=None,
             check=Holds(is_variables, VARIABLES.wanted, or_none=True, hides=True),
             help="Environment variables of the tasks.",
-            more="Variables that act when a process starts (such as `LD_…`, `PYTHON…` and `RAY_…`) may be passed in"
-            " Ray's `runtime_env`, whose values Ray's logs show. Pass secrets as `secrets`.",
+            more="Variables of Python functions that act when a process starts (such as `LD_…`, `PYTHON…` and `RAY_…`)"
+            " are passed in Ray's `runtime_env`, whose values Ray's logs may show. Pass secrets as `secrets`.",
             example='{"TF_CPP_MIN_LOG_LEVEL": "1"}',
         ),
     ]

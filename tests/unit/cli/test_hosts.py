@@ -86,6 +86,13 @@ def test_workers_lists_one_slice_and_suggests_nearest_name(world: ControllerInPr
     assert "did you mean v4-16-0" in world.iris("host", "ls", "v4-160", code=USAGE).stderr
 
 
+def test_hosts_of_incomplete_slice_say_what_it_lacks(world: ControllerInProcess) -> None:
+    world.remove_node(world.node_id("v4-16-1", 1))
+    wait_until(lambda: states(world)["v4-16-1"] == ("INCOMPLETE", "host 1 of 2 is missing"))
+    for command in (["host", "ls"], ["host", "ls", "--hosts"], ["host", "ls", "v4-16-1"]):
+        assert world.iris(*command).stdout.count("host 1 of 2 is missing") == 1
+
+
 def test_unusable_hosts_are_shown_with_reason(world: ControllerInProcess) -> None:
     for number, (what, labels, resources) in enumerate(
         (
