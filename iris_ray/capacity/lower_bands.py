@@ -24,7 +24,7 @@ from enum import IntEnum
 from heapq import heapify, heappop, heappush
 from itertools import chain, islice
 
-from iris_ray.capacity.demand import demand_of, is_of_type, reserved_slices
+from iris_ray.capacity.demand import awaited_slices, demand_of, has_room, reserved_slices
 from iris_ray.capacity.holding import slices_to_hold
 from iris_ray.capacity.reservations import Holder, cover
 from iris_ray.model.jobs import Job
@@ -88,8 +88,7 @@ class ChipsLeft:
     """The answer to `ChipsWanted`.
 
     Attributes:
-        slices: the slices that are reserved for the job until those of other types are deleted; none if they would not
-            suffice.
+        slices: the slices that are reserved for the job and that it can't use yet; none if they would not suffice.
         jobs: the jobs that leave them; none if the slices are only held.
         seconds: when the last of these has left, at the latest.
         why_not: why no slices are reserved.
@@ -153,9 +152,9 @@ def _hosts_of(names: Iterable[str], state: ControllerState) -> tuple[str, ...]:
 
 
 def left_for(job_id: str, state: ControllerState, now: float) -> ChipsLeft:
-    """Return the slices that are reserved for a job until some of them are deleted, and the jobs that leave them."""
+    """Return the slices that are reserved for a job and that it can't use yet, and the jobs that leave them."""
     job = state.jobs.get(job_id)
-    if job is None or job.promise is None or not (names := reserved_slices(job, state.fleet)):
+    if job is None or job.promise is None or not (names := awaited_slices(job, state.fleet)):
         return ChipsLeft(why_not="others need the slices")
     if not job.promise.is_firm:
         return ChipsLeft(names, is_held=True)
@@ -248,8 +247,8 @@ class _Search:
     def _is_free_for_job(self, name: str) -> bool:
         """Return whether the job could use a slice now as far as tasks and its conditions are concerned."""
         need, hosts = self._job.requirement, self._state.fleet.slice_workers(name)
-        return is_of_type(name, self._job, self._state.fleet) and all(
-            need.has_room(host) and need.tolerated.issuperset(host.taints) and _suits(need, host) for host in hosts
+        return has_room(name, self._job, self._state.fleet) and all(
+            need.tolerated.issuperset(host.taints) and _suits(need, host) for host in hosts
         )
 
     def find(self, patient: bool = False) -> tuple[tuple[str, ...], Victims] | None:

@@ -92,14 +92,13 @@ class TakingBack:
         if gang.holds and source.key in shared.asked_at:  # an earlier gang may get its slices
             return []
         idle, in_use, refused = shared.named(gang.removes)
-        unused = [*idle, *refused, *shared.named(gang.holds)[0]]  # the gang does not miss those of its type
+        unused = [*idle, *refused, *shared.named(gang.holds)[0]]  # those of its type are never deleted for it
         first = [*in_use, *(one for one in unused if one.tpu_type != self.config.name)]
         if (taken := shared.take(self.config.name, lack, left=first)) is None:
             return []
         self._set_aside(slices, source, taken.chips(), taken.chips(source.key))
         goal, deletions = self._goal(slices), list[Action]()
         names = self._of_other_types([one.name for one in (*taken.going, *taken.to_go)])
-        refused = [one for one in refused if one in first]
         if in_use or refused:
             self.history.evicts(gang.job_id, self.now)
             left = f"jobs have left {listed([one.name for one in in_use])} and " if in_use else ""

@@ -342,12 +342,12 @@ def test_slice_of_its_type_that_is_free_is_reserved_with_those_that_jobs_leave_f
     world = with_own_slice()
     gang = demand(world)
     assert (gang.there, gang.missing, gang.may_reserve) == (1, 1, True)
-    assert {*left(world, ask(world, 8)).slices} == {"own", "a", "b"}
+    assert {*left(world, ask(world, 8)).slices} == {"a", "b"}
     later = world.submit("later", priority=INTERACTIVE, owner="pool-c", **MANY)
     world.turn(1.0)
     assert not later.gang.placed
     gang = demand(world)
-    assert (gang.there, gang.missing, {*gang.removes}) == (1, 1, {"own", "a", "b"})
+    assert (gang.there, gang.missing, {*gang.removes}, gang.kept) == (1, 1, {"a", "b"}, ("own",))
     assert {*slices_to_remove(world.state.jobs["large"], world.state.fleet)} == {"a", "b"}
     world.check()
 
@@ -363,7 +363,7 @@ def test_job_of_a_lower_band_leaves_the_slice_of_its_type_together_with_others()
         world.confirm(world.state.jobs[name])
     world.turn(1.0)
     gang = demand(world)
-    assert (gang.there, gang.missing, {*gang.removes}) == (1, 1, {"own", "a", "b"})
+    assert (gang.there, gang.missing, {*gang.removes}, gang.kept) == (1, 1, {"a", "b"}, ("own",))
     world.check()
 
 
