@@ -41,13 +41,14 @@ class WaitingGang:
         missing: how many more slices it needs to run on its least number of slices.
         job_id: its job.
         there: how many slices it would use that are free now, as far as earlier gangs leave them.
-        kept: the names of the slices that are reserved for it.
+        kept: the names of the slices that are reserved for it, and that it would use.
         may_take: whether slices of other types may be deleted for it; see `waiting_gangs` and `within_limits`.
         times: how many such gangs the job has.
         may_reserve: whether slices of other types may be reserved for it: idle ones, and those that jobs of lower bands
             leave for it.
-        removes: the names of the slices of other types that jobs leave for it, reserved until they are deleted.
-        holds: the names of the slices of other types that are held for it until enough of them are idle.
+        removes: the names of the slices that are reserved for it and that it can't use yet: those of other types until
+            they are deleted, those of its own type until jobs have left them.
+        holds: the names of the slices of either kind that are held for it until enough of them are idle.
         group: the id of the group of jobs with which it starts, all or none; empty if it starts alone.
     """
 
@@ -92,9 +93,9 @@ def waiting_gangs(waits: Iterable[tuple[Job, PendingReason]], fleet: Fleet) -> l
     No slices of other types may be deleted for a job that comes after all others, or to which other jobs leave slices
     at this moment; nor for the jobs of a group if one of them waits for something else than slices.
 
-    Slices of other types may be reserved for a job that starts alone, is one gang on whole slices and misses all of
-    them, if it comes first among jobs with its requirement, and if it neither gets slices of its own type nor may take
-    some from lower bands later. If slices are held for it already, it need no longer come first: the fair order changes
+    Slices of other types may be reserved for a job that starts alone and is one gang on whole slices, if it comes first
+    among jobs with its requirement, and if it neither gets all its slices of its own type nor may take them from lower
+    bands later. If slices are held for it already, it need no longer come first: the fair order changes
     with each small job, and slices would be held for one job after the other, and enough of them would be idle for
     none.
     """
@@ -140,13 +141,16 @@ def waiting_gangs(waits: Iterable[tuple[Job, PendingReason]], fleet: Fleet) -> l
         if slices or there:
             is_known = bool(group) or not job.members
             may_take = slices > 0 and is_known and not waiting.taken_from and not comes_last(job)
-            removes = slices_to_remove(job, fleet) if job.promise is not None else ()
+            removes = awaited_slices(job, fleet) if job.promise is not None else ()
             is_held = bool(removes) and job.promise is not None and not job.promise.is_firm
             is_promised = job.promise is not None and not is_held
             is_behind = waiting.ahead > 0 and not is_held
-            has_own = there > 0 or is_promised or waiting.protected is not None or is_behind
+            has_own = is_promised or waiting.protected is not None or is_behind
             may_reserve = may_take and not group and is_whole and part is None and not has_own
-            about = config.name, slices, spec.job_id, -(-there // in_slice), waiting.kept, may_take, times, may_reserve
+            kept = waiting.kept
+            if removes and not is_held:
+                kept = tuple(name for name in reserved_slices(job, fleet) if name not in removes)
+            about = config.name, slices, spec.job_id, -(-there // in_slice), kept, may_take, times, may_reserve
             removes, holds = ((), removes) if is_held else (removes, ())
             gangs.append(WaitingGang(*about, removes, holds, group))
     return _taking_nothing(gangs, hindered)
@@ -276,9 +280,30 @@ def net_demand(missing: Mapping[str, int], arriving: Mapping[str, int]) -> dict[
     return {name: count for name, n in missing.items() if (count := n - arriving.get(name, 0)) > 0}
 
 
-def slices_to_remove(job: Job, fleet: Fleet) -> tuple[str, ...]:
-    """Return the names of the slices that are reserved for a job until they are deleted."""
+def reserved_slices(job: Job, fleet: Fleet) -> tuple[str, ...]:
+    """Return the names of the slices that are reserved for a job until some of them are deleted."""
     if job.promise is None or not job.promise.removed_by:
         return ()
     names = (fleet.workers[node_id].slice_name for node_id in job.promise.node_ids if node_id in fleet.workers)
     return tuple(dict.fromkeys(name for name in names if name is not None))
+
+
+def awaited_slices(job: Job, fleet: Fleet) -> tuple[str, ...]:
+    """Return the names of those of the reserved slices that are to be deleted, or on which a job has no room yet."""
+    return tuple(name for name in reserved_slices(job, fleet) if not has_room(name, job, fleet))
+
+
+def has_room(name: str, job: Job, fleet: Fleet) -> bool:
+    """Return whether a slice is of the type that a job needs, with room for its tasks."""
+    return is_of_type(name, job, fleet) and all(map(job.requirement.has_room, fleet.slice_workers(name)))
+
+
+def slices_to_remove(job: Job, fleet: Fleet) -> tuple[str, ...]:
+    """Return the names of the slices that are reserved for a job until they are deleted."""
+    return tuple(name for name in reserved_slices(job, fleet) if not is_of_type(name, job, fleet))
+
+
+def is_of_type(name: str, job: Job, fleet: Fleet) -> bool:
+    """Return whether a slice has the type of which a job needs slices."""
+    types = {string_attribute(host.attributes, TPU_TOPOLOGY) for host in fleet.slice_workers(name)}
+    return job.spec.device is not None and types == {get_tpu_config(job.spec.device).name}

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from iris_ray.capacity.demand import slices_to_remove
+from iris_ray.capacity.demand import reserved_slices
 from iris_ray.capacity.reservations import Holder, cover
 from iris_ray.model.jobs import Job
 from iris_ray.scheduler.calendar import Calendar, horizon_s
@@ -67,7 +67,7 @@ def slices_to_hold(
     hosts = {one.name: state.fleet.slice_workers(one.name) for one in slices}
     empty_at = {name: calendar.empty_at(job, of_slice) for name, of_slice in hosts.items()}
     in_use = {name for name, of_slice in hosts.items() if any(one.occupants.keys() - one.ending for one in of_slice)}
-    held = slices_to_remove(job, state.fleet)
+    held = reserved_slices(job, state.fleet)
 
     def soonest(one: Holder) -> tuple[bool, bool, float]:
         return one.name in in_use, one.name not in held, empty_at[one.name]

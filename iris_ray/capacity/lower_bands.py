@@ -3,7 +3,8 @@
 A provisioner names the slices of other types that it could delete, and how many chips the gang lacks. Here whole slices
 are chosen among them so that their chips suffice: slices without tasks, and slices whose attempts may be evicted for
 the gang's job by the scheduler's rules (`EvictionCosts`), those that lose the least work. Only attempts of lower bands,
-spares and jobs that yield leave, within the eviction budgets of jobs, users and teams.
+spares and jobs that yield leave, within the eviction budgets of jobs, users and teams. Slices of the gang's own type
+may be among them. These stay: the gang uses them, together with those that are free already.
 
 The result is a promise (`Promise.removed_by`): the hosts are reserved for the job, and the victims get a notice. Once
 all of them have left, the provisioner deletes the slices. If the promise ends before, the remaining victims continue.
@@ -21,9 +22,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from heapq import heapify, heappop, heappush
-from itertools import chain
+from itertools import chain, islice
 
-from iris_ray.capacity.demand import demand_of, slices_to_remove
+from iris_ray.capacity.demand import awaited_slices, demand_of, has_room, reserved_slices
 from iris_ray.capacity.holding import slices_to_hold
 from iris_ray.capacity.reservations import Holder, cover
 from iris_ray.model.jobs import Job
@@ -69,7 +70,7 @@ class ChipsWanted:
     Attributes:
         job_id: its job.
         chips: how many. 0: the job needs no slices to be removed any more.
-        slices: the slices that could go, the preferred ones first.
+        slices: the slices that could go, or that the gang could use, the preferred ones first.
         most_of_type: how many slices of each type may go.
         seconds: how long the provisioner needs to delete slices that have become free, or to ask again.
         may_hold: whether slices may be held for the gang until enough of them are idle.
@@ -88,7 +89,7 @@ class ChipsLeft:
     """The answer to `ChipsWanted`.
 
     Attributes:
-        slices: the slices that are reserved for the job until they are deleted; none if they would not suffice.
+        slices: the slices that are reserved for the job and that it can't use yet; none if they would not suffice.
         jobs: the jobs that leave them; none if the slices are only held.
         seconds: when the last of these has left, at the latest.
         why_not: why no slices are reserved.
@@ -118,7 +119,7 @@ def promise_for(
         now: seconds on the clock of the events.
     """
     job = state.jobs.get(wanted.job_id)
-    before = slices_to_remove(job, state.fleet) if job is not None else ()
+    before = reserved_slices(job, state.fleet) if job is not None else ()
     if job is not None and job.promise is not None and before and job.promise.is_firm:
         return None if wanted.chips else PromiseEvent(wanted.job_id, (), reason="it needs the slices no more")
     gang = next((one for one in demand_of(state, waits, now) if one.job_id == wanted.job_id), None)
@@ -128,6 +129,9 @@ def promise_for(
         return "it does not wait for them, or may not have them now"
     waiting = [one for one, why in waits if why.kind not in _NOT_FOR_HOSTS]
     search = _Search(wanted, job, state, rules, waiting, now)
+    if (own := search.free_of_own_type(gang.there)) is None:
+        why = "others use slices of its type that were free"
+        return PromiseEvent(wanted.job_id, (), reason=why) if before else why
     seconds = UNCONFIRMED_S + min(wanted.seconds, MOST_SECONDS)
     if rules is not None and (found := search.find()) is not None and found[1]:
         names, victims = found
@@ -135,13 +139,13 @@ def promise_for(
         deadline = now + rules.grace_s
         leave_at = [gang.eviction.deadline if gang.eviction else gang.leaves_by(now, deadline) for gang in gangs]
         leave, removed_by = tuple(sorted(victims)), max([now, *leave_at]) + seconds
-        return PromiseEvent(wanted.job_id, _hosts_of(names, state), leave, deadline, removed_by=removed_by)
+        return PromiseEvent(wanted.job_id, _hosts_of((*own, *names), state), leave, deadline, removed_by=removed_by)
     held = search.hold() if wanted.may_hold else "a job before it holds slices"
     if isinstance(held, str):
         return PromiseEvent(wanted.job_id, (), reason=held) if before else search.why_not(held)
-    if {*held} == {*before} and job.promise is not None and job.promise.removed_by >= now + seconds / 2:
+    if {*own, *held} == {*before} and job.promise is not None and job.promise.removed_by >= now + seconds / 2:
         return None
-    return PromiseEvent(wanted.job_id, _hosts_of(held, state), removed_by=now + seconds)
+    return PromiseEvent(wanted.job_id, _hosts_of((*own, *held), state), removed_by=now + seconds)
 
 
 def _hosts_of(names: Iterable[str], state: ControllerState) -> tuple[str, ...]:
@@ -149,9 +153,9 @@ def _hosts_of(names: Iterable[str], state: ControllerState) -> tuple[str, ...]:
 
 
 def left_for(job_id: str, state: ControllerState, now: float) -> ChipsLeft:
-    """Return the slices that are reserved for a job until they are deleted, and the jobs that leave them."""
+    """Return the slices that are reserved for a job and that it can't use yet, and the jobs that leave them."""
     job = state.jobs.get(job_id)
-    if job is None or job.promise is None or not (names := slices_to_remove(job, state.fleet)):
+    if job is None or job.promise is None or not (names := awaited_slices(job, state.fleet)):
         return ChipsLeft(why_not="others need the slices")
     if not job.promise.is_firm:
         return ChipsLeft(names, is_held=True)
@@ -195,9 +199,9 @@ class _Search:
         self._promised = {
             node_id: self._comes_after(one) for one in others if one.promise for node_id in one.promise.node_ids
         }
-        suits = _Suits({one.requirement for one in waiting if self._tier_of(one) < self._tier})
-        self._slices = {one.name: one for one in wanted.slices}
-        self._usable = {name for name in self._slices if self._is_usable(name, suits)}
+        self._suits = _Suits({one.requirement for one in waiting if self._tier_of(one) < self._tier})
+        self._slices = {one.name: one for one in wanted.slices if not self._is_free_for_job(one.name)}
+        self._usable = {name for name in self._slices if self._is_usable(name)}
         self._there: dict[str, Victims] = {}
         for name in self._slices:
             hosts = state.fleet.slice_workers(name)
@@ -205,7 +209,7 @@ class _Search:
                 self._there[name] = frozenset(
                     who[1] for host in hosts for who in host.occupants.keys() - host.ending.keys()
                 )
-        lent, own = job.promise.lent if job.promise is not None else (), slices_to_remove(job, state.fleet)
+        lent, own = job.promise.lent if job.promise is not None else (), reserved_slices(job, state.fleet)
         there = chain.from_iterable(self._there.get(name, ()) for name in own)
         self._lent = {one for one in there if one.job_id in lent and leaves_for(state.jobs[one.job_id], job)}
 
@@ -228,6 +232,25 @@ class _Search:
         """Return the first place in the queue that a job may have once it and others of its team have left."""
         source = self._quotas.quota_source_without(victim, least_chips(victim), PriorityBand)
         return source if isinstance(source, QuotaSource) else source.in_turn_as, victim.spec.priority
+
+    def free_of_own_type(self, count: int) -> tuple[str, ...] | None:
+        """Return a number of slices of its type that are free for the job, or None if there are fewer.
+
+        Those that are reserved for it come first.
+        """
+        fleet = self._state.fleet
+        names = dict.fromkeys((*reserved_slices(self._job, fleet), *fleet.grouping(TPU_NAME))) if count else ()
+        free = (name for name in names if self._is_free_for_job(name) and self._is_usable(name))
+        most = _Reserved.TO_LATER_TIERS
+        found = (*islice((name for name in free if self._is_left(fleet.slice_workers(name), most)), count),)
+        return found if len(found) == count else None
+
+    def _is_free_for_job(self, name: str) -> bool:
+        """Return whether the job could use a slice now as far as tasks and its conditions are concerned."""
+        need, hosts = self._job.requirement, self._state.fleet.slice_workers(name)
+        return has_room(name, self._job, self._state.fleet) and all(
+            need.tolerated.issuperset(host.taints) and _suits(need, host) for host in hosts
+        )
 
     def find(self, patient: bool = False) -> tuple[tuple[str, ...], Victims] | None:
         """Return the slices that go and the attempts that leave them, within all eviction budgets; None: too few chips.
@@ -342,9 +365,12 @@ class _Search:
 
         ``most``: how its hosts may be reserved for other jobs.
         """
-        return name in self._usable and all(self._promised.get(host.node_id, most) <= most for host in hosts)
+        return name in self._usable and self._is_left(hosts, most)
 
-    def _is_usable(self, name: str, suits: "_Suits") -> bool:
+    def _is_left(self, hosts: Iterable[Worker], most: "_Reserved") -> bool:
+        return all(self._promised.get(host.node_id, most) <= most for host in hosts)
+
+    def _is_usable(self, name: str) -> bool:
         """Return whether a slice is whole, not in use by other Ray work, and suits no waiting job of a higher band.
 
         Such a job would get it instead.
@@ -355,7 +381,7 @@ class _Search:
         for host in self._state.fleet.slice_workers(name):
             if host.draining or host.foreign or self._now < host.suspected_until or host.stuck(self._now):
                 return False
-            if suits.any_on(host):
+            if self._suits.any_on(host):
                 return False
         return True
 

@@ -80,8 +80,8 @@ class Jobs:
         if find_controller() is None:
             return None, {}
         controller = ControllerConnection()
-        demand = controller.ask(CapacityCalls.demand)
-        return demand, joined_slices(controller.ask_all(ControllerInterface.list_workers))
+        joined = joined_slices(controller.ask_all(ControllerInterface.list_workers))
+        return controller.ask(CapacityCalls.demand), joined  # a slice that is free by the demand may be in use before
 
     def lease(self, owner: str, instance: str, seconds: float) -> bool | None:
         """Keep other provisioners of this name from working for some seconds, if a Controller runs.
@@ -482,11 +482,13 @@ class Provisioner:
         if not left.slices:
             self._history.not_left(job_id, action.source.key, now, left.why_not)
             return Wait(action.tpu_type, f"{action.otherwise}; jobs of lower bands leave none: {left.why_not}")
+        types = {one.name: one.tpu_type for one in action.wanted.slices}
+        to_go = [name for name in left.slices if types.get(name, action.tpu_type) != action.tpu_type]
         if left.is_held:
-            return action.granted(held(left.slices))
+            return action.granted(held(to_go))
         self._history.evicted(job_id, now)
         jobs = f"{listed(left.jobs)} leave within {left.seconds:.0f} s" if left.jobs else "no job runs there"
-        return action.granted(f"{jobs}; once {listed(left.slices)} are deleted")
+        return action.granted(f"{jobs}; once {listed(to_go)} are deleted")
 
     def _granted(self, names: Iterable[str], unreachable: dict[str, ProviderError]) -> set[str]:
         """Return the requests among some slices that wait no more, or of which nobody knows: a job may start there."""

@@ -122,7 +122,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Slices of other types, of which a gang could have some if jobs of lower bands left them.
+    """Slices of which a gang could have some if jobs of lower bands left them.
 
     Attributes:
         chips: how many chips of them the gang lacks.
@@ -182,7 +182,7 @@ class SharedChips:
         return idle, in_use, refused
 
     def offer(self, tpu_type: str, lack: Lack, is_held: bool = False) -> Offer | None:
-        """Return the slices of the source that a gang could have if jobs left some of them.
+        """Return the slices that a gang could have if jobs left some of them: those of the source, and of its own type.
 
         Return None if they would not suffice, or if others will soon: those that are idle now, or chips that earlier
         gangs leave over. ``is_held``: whether slices are held for the gang, which keeps them until others suffice.
@@ -205,6 +205,11 @@ class SharedChips:
             idle_chips += sum(one.chips for one in unused[: most[name]])
             all_chips += sum(one.chips for one in [*unused, *used][: most[name]])
             idle, in_use = [*idle, *unused], [*in_use, *used]
+        if (own := self.types.get(tpu_type)) is not None:
+            of_own_type = [one for one in own.in_use if one.name not in self.kept]  # it would use them, of any source
+            own_chips = sum(one.chips for one in of_own_type)
+            if 0 < own_chips < lacking:  # otherwise the scheduler reserves some
+                in_use, all_chips, most[tpu_type] = [*of_own_type, *in_use], all_chips + own_chips, len(of_own_type)
         if not 0 < lacking <= all_chips or (idle_chips >= lacking and not is_held):
             return None
         return Offer(int(lacking), (*idle, *in_use), most)

@@ -5,6 +5,7 @@ slices, or whether slices are held for the gang until enough of them are idle (`
 which slices go.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from iris_ray.capacity.demand import WaitingGang
@@ -49,7 +50,8 @@ class TakingBack:
     holding_at: set[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.holding_at = {one.source for some in self.shared.named(self.gang.holds) for one in some}
+        held = (one for some in self.shared.named(self.gang.holds) for one in some)
+        self.holding_at = {one.source for one in held if one.tpu_type != self.config.name}
 
     def keep_promise(self) -> None:
         """Keep the chips that were freed for the gang, or are being freed, if it was not looked at just now.
@@ -90,12 +92,13 @@ class TakingBack:
         if gang.holds and source.key in shared.asked_at:  # an earlier gang may get its slices
             return []
         idle, in_use, refused = shared.named(gang.removes)
-        first = [*idle, *in_use, *refused, *shared.named(gang.holds)[0]]
+        unused = [*idle, *refused, *shared.named(gang.holds)[0]]  # those of its type are never deleted for it
+        first = [*in_use, *(one for one in unused if one.tpu_type != self.config.name)]
         if (taken := shared.take(self.config.name, lack, left=first)) is None:
             return []
         self._set_aside(slices, source, taken.chips(), taken.chips(source.key))
         goal, deletions = self._goal(slices), list[Action]()
-        names = [one.name for one in (*taken.going, *taken.to_go)]
+        names = self._of_other_types([one.name for one in (*taken.going, *taken.to_go)])
         if in_use or refused:
             self.history.evicts(gang.job_id, self.now)
             left = f"jobs have left {listed([one.name for one in in_use])} and " if in_use else ""
@@ -126,7 +129,8 @@ class TakingBack:
         if is_held and key in shared.asked_at:  # an earlier gang may get its slices
             self._set_aside(slices, source, lack.in_all, lack.in_source)
             chips = int(max(lack.in_source, lack.in_all))
-            return [TakeBack.of(self.config.name, chips, self._goal(slices), held(gang.holds), source)]
+            how = held(self._of_other_types(gang.holds))
+            return [TakeBack.of(self.config.name, chips, self._goal(slices), how, source)]
         offer = shared.offer(self.config.name, lack, is_held)
         if offer is None or not (is_held or self.history.may_evict(gang.job_id, key, self.now)):
             return []
@@ -180,5 +184,12 @@ class TakingBack:
         return self._may_take(slices) and not self.history.at(source.key, self.config.name).failures
 
     def _may_take(self, slices: int) -> bool:
-        most = self.ledger.settings.most
-        return self.gang.may_take and (most is None or self.ledger.of_type[self.config.name] + slices <= most)
+        gang, most, of_type = self.gang, self.ledger.settings.most, self.config.name
+        in_use = self.shared.named((*gang.removes, *gang.holds))[1]  # of its type: the gang misses them, and they count
+        new = slices - sum(one.tpu_type == of_type for one in in_use)
+        return gang.may_take and (most is None or self.ledger.of_type[of_type] + new <= most)
+
+    def _of_other_types(self, names: Iterable[str]) -> list[str]:
+        """Return those of some slices that are not of the gang's type."""
+        config_of = self.ledger.settings.config_of
+        return [name for name in names if config_of(name) not in (None, self.config)]

@@ -190,7 +190,7 @@ def test_gangs_of_all_types_come_in_one_order_with_the_free_slices_that_they_wou
     world.submit("two", slices=(2,))
     world.submit_tasks("tasks", 5, device="v6e-8")
     assert waiting(world) == [
-        WaitingGang("v4-16", 1, "two", there=1),
+        WaitingGang("v4-16", 1, "two", there=1, may_reserve=True),
         WaitingGang("v6e-8", 1, "tasks", times=5),
         WaitingGang("v6e-16", 1, "later", may_reserve=True),
     ]

@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 
 from iris_ray.capacity import lower_bands
-from iris_ray.capacity.demand import demand_of
+from iris_ray.capacity.demand import WaitingGang, demand_of, slices_to_remove
 from iris_ray.capacity.lower_bands import MOST_SECONDS, ChipsLeft, ChipsWanted, SharedSlice, left_for, promise_for
 from iris_ray.model.jobs import Job
 from iris_ray.model.limits import Limits
@@ -322,18 +322,73 @@ def test_provisioner_has_bounded_time_to_delete_slices() -> None:
     assert large.promise.removed_by == world.now + GRACE_S + UNCONFIRMED_S + MOST_SECONDS
 
 
-def test_gang_that_finds_or_may_find_slices_of_its_type_evicts_nobody_elsewhere() -> None:
-    """Its own type comes first: hosts that it may take later, and slices that are free for a part of it."""
+def with_own_slice(priority: PriorityBand | None = None) -> PlannedWorld:
+    """A v4-16, in use or not, is one of the two that a job needs, and two v4-8 in use have the chips of the other."""
     world = small_world("a", "b")
     run(world, "a")
     run(world, "b")
     add_slices(world, "own")
+    if priority is not None:
+        run(world, "own", tpu_type="v4-16", priority=priority)
     wait(world, slices=(2,))
-    (gang,) = [one for one in demand_of(world.state, _waits(world), world.now) if one.job_id == "large"]
-    assert (gang.there, gang.missing, gang.may_reserve) == (1, 1, False)
+    return world
+
+
+def demand(world: PlannedWorld) -> WaitingGang:
+    return next(one for one in demand_of(world.state, _waits(world), world.now) if one.job_id == "large")
+
+
+def test_slice_of_its_type_that_is_free_is_reserved_with_those_that_jobs_leave_for_the_rest_of_a_job() -> None:
+    world = with_own_slice()
+    gang = demand(world)
+    assert (gang.there, gang.missing, gang.may_reserve) == (1, 1, True)
+    assert {*left(world, ask(world, 8)).slices} == {"a", "b"}
+    later = world.submit("later", priority=INTERACTIVE, owner="pool-c", **MANY)
+    world.turn(1.0)
+    assert not later.gang.placed
+    gang = demand(world)
+    assert (gang.there, gang.missing, {*gang.removes}, gang.kept) == (1, 1, {"a", "b"}, ("own",))
+    assert {*slices_to_remove(world.state.jobs["large"], world.state.fleet)} == {"a", "b"}
+    world.check()
+
+
+def test_job_of_a_lower_band_leaves_the_slice_of_its_type_together_with_others() -> None:
+    world = with_own_slice(BATCH)
+    gang = demand(world)
+    assert (gang.there, gang.missing) == (0, 2)
+    answer = left(world, ask(world, 16))
+    assert ({*answer.slices}, {*answer.jobs}) == ({"own", "a", "b"}, {"own", "a", "b"})
+    for name in ("own", "a", "b"):
+        world.leave(world.state.jobs[name])
+        world.confirm(world.state.jobs[name])
+    world.turn(1.0)
+    gang = demand(world)
+    assert (gang.there, gang.missing, {*gang.removes}, gang.kept) == (1, 1, {"a", "b"}, ("own",))
+    world.check()
+
+
+def test_nobody_leaves_others_while_a_job_of_the_band_uses_the_slice_of_its_type() -> None:
+    world = with_own_slice(INTERACTIVE)
+    assert left(world, ask(world, 16)).why_not == "jobs of lower bands hold too few of them"
+
+
+def test_slice_of_its_type_that_goes_to_another_job_at_this_moment_is_missed() -> None:
+    world = with_own_slice()
+    world.submit("other", owner="pool-c", **MANY)
+    waits = _waits(world)
+    world.turn(1.0)
+    event = promise_for(ask(world, 8), world.state, DEFAULT_RULES, waits, world.now)
+    assert event == "others use slices of its type that were free"
+
+
+def test_gang_that_may_take_slices_of_its_type_later_evicts_nobody_elsewhere() -> None:
+    world = small_world("a", "b")
+    run(world, "a")
+    run(world, "b")
+    add_slices(world, "own")
     young = world.submit("young", priority=BATCH, **MANY)
     world.turn(1.0)
-    assert young.gang.placed
+    world.report_all(young, S.RUNNING)
     world.submit("one", priority=INTERACTIVE, owner="pool-b")
     world.turn(1.0)
     gangs = {one.job_id: one for one in demand_of(world.state, _waits(world), world.now)}

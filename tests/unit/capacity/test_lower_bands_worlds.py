@@ -20,12 +20,13 @@ import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from iris_ray.capacity import provisioner as provisioner_module
 from iris_ray.capacity.core import CapacityReport
-from iris_ray.capacity.demand import WaitingGang, demand_of, slices_to_remove
+from iris_ray.capacity.demand import WaitingGang, demand_of, is_of_type, slices_to_remove
 from iris_ray.capacity.holdings import Settings
 from iris_ray.capacity.lower_bands import ChipsLeft, ChipsWanted, left_for, promise_for
 from iris_ray.capacity.provider import QueuedState
@@ -124,7 +125,9 @@ class World(Jobs):
             case GangAssignedEvent(job_id):
                 taken = {node_id for group in event.groups for node_id in group}
                 for other in self.state.pending():
-                    if slices_to_remove(other, self.state.fleet) and other.promise is not None:
+                    if other.promise is None or other.spec.job_id == job_id:
+                        continue
+                    if slices_to_remove(other, self.state.fleet):
                         is_apart = taken.isdisjoint(other.promise.node_ids)
                         job = self.state.jobs[job_id]
                         is_lent = not other.promise.is_firm and leaves_for(job, other)
@@ -139,7 +142,7 @@ class World(Jobs):
         waited_s, bound_s = self.cluster.now - taker.gang.waiting_since, BACKFILL_BOUND_S
         assert waited_s >= (0.0 if taker.spec.priority is PRODUCTION else bound_s), f"{event.job_id} may be passed"
         self.held[event.job_id] += 1
-        names = {state.workers[node_id].slice_name or "" for node_id in event.node_ids}
+        names = self.awaited(event, taker)
         of_each = {name: self.google.slices[name].config.chip_count for name in names}
         hosts = {name: state.fleet.slice_workers(name) for name in names}
         idle = {name for name in names if not any(one.occupants.keys() - one.ending.keys() for one in hosts[name])}
@@ -167,7 +170,8 @@ class World(Jobs):
         assert wanted is not None
         assert taker.pending
         self.made[event.job_id] += 1
-        names = {state.workers[node_id].slice_name or "" for node_id in event.node_ids}
+        names = self.awaited(event, taker)
+        of_type = {name for name in names if is_of_type(name, taker, state.fleet)}
         for victim in event.leave:
             job = state.jobs[victim.job_id]
             gang, band = job.gangs[victim.gang], job.spec.priority
@@ -190,13 +194,21 @@ class World(Jobs):
         self.is_within_limits(taker)
         slices = self.google.slices
         requests = {name for name, one in slices.items() if one.listed.state is Q.ACCEPTED}
-        goes = names | self.google.leaving | requests
+        goes = (names - of_type) | self.google.leaving | requests
         staying = {name: one.config for name, one in slices.items() if name not in goes}
         stays = sum(config.chip_count for config in staying.values())
         own = [name for name, config in staying.items() if config.name == taker.spec.device]  # it would use these
-        own_chips = sum(staying[name].chip_count for name in own if not self.attempts_on(name))
+        own_chips = sum(staying[name].chip_count for name in own if name in of_type or not self.attempts_on(name))
         more = max(0, self.chips_of(taker) - own_chips)
         assert stays + more <= self.chips, f"{event.job_id} could not start: {stays} chips stay"
+
+    def awaited(self, event: PromiseEvent, taker: Job) -> set[str]:
+        """The slices of a promise without those of the job's type that are free, which stay for it."""
+        names = {self.state.workers[node_id].slice_name or "" for node_id in event.node_ids}
+        fleet = self.state.fleet
+        free = {name for name in names if is_of_type(name, taker, fleet) and not self.attempts_on(name)}
+        assert len(names) > len(free), "all are free, and it waits"
+        return names - free
 
     @staticmethod
     def chips_of(job: Job) -> int:
@@ -419,6 +431,37 @@ def test_large_job_starts_although_small_jobs_of_its_band_use_each_slice_that_be
     for _ in range(150):
         world.turn()
     assert world.is_over
+
+
+@pytest.mark.parametrize(("band", "most_turns"), [(INTERACTIVE, 120), (BATCH, 30)])
+def test_job_of_two_slices_of_which_one_is_idle_gets_the_other_from_chips_of_small_jobs(
+    band: PriorityBand, most_turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small jobs of its band use each slice that becomes idle; those of a lower band leave theirs within minutes."""
+    world = World(1, False, monkeypatch, ())
+
+    def submit(job_id: str, turns: int, priority: PriorityBand = INTERACTIVE, **about: Any) -> Job:
+        world.length[job_id] = turns * TURN_S
+        return world.cluster.submit(job_id, priority=priority, **MANY, **about)
+
+    def small() -> None:
+        turns = world.random.randint(10, 30) if band is INTERACTIVE else 1000
+        submit(f"small-{len(world.length)}", turns, band, tpu_type="v4-8", user="bea")
+
+    submit("first", 20, tpu_type="v4-32", user="cy")
+    for _ in range(4):
+        small()
+    for _ in range(25):
+        world.turn()
+    two = submit("two", 10, tpu_type="v4-32", slices=(2,), user="cy")
+    for _ in range(most_turns):
+        if len([one for one in world.state.pending() if one is not two]) < 2:
+            small()
+        world.turn()
+        if two.gang.placed:
+            break
+    assert two.gang.placed, "it would wait for ever"
+    assert world.in_vain == []
 
 
 @pytest.mark.parametrize("seed", [2, 4])
