@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import click
 
-from iris_ray.cli.address import address_option, cluster, head_of_dashboard
+from iris_ray.cli.address import WHEN_IT_IS_GONE, address_option, cluster, head_of_dashboard, lost_cluster
 from iris_ray.cli.completion import tpu_types
 from iris_ray.cli.conventions import FAILED, interrupted, on_a_terminal, really_cancel, say_error, was_terminated
 from iris_ray.cli.options import JobFlags, ScriptCommand, job_options, marked_arguments, typed
@@ -219,7 +219,13 @@ def failure_told(name: str) -> Iterator[None]:
         say_error(f"{name} failed: {type(cause).__name__}: {one_line(str(cause))}")
         raise click.exceptions.Exit(FAILED) from None
     except RayError as error:
-        say_error(f"{name} was lost: {type(error).__name__}: {one_line(error)}")
+        if (address := lost_cluster()) is not None:
+            say_error(f"{name} was lost with the Ray cluster at {address}, which has ended. {WHEN_IT_IS_GONE}")
+        else:
+            say_error(
+                f"{name} was lost: {type(error).__name__}: {one_line(error)}; `iris-ray doctor` looks further, and"
+                " the same command runs it again"
+            )
         raise click.exceptions.Exit(FAILED) from None
 
 

@@ -279,7 +279,7 @@ def test_unread_run_is_cancelled(cluster: SimulatedCluster, tmp_path: Path) -> N
     assert unread.returncode == UNREAD, said
     assert said.endswith("iris-ray: talks is cancelled\n")
     assert "Error" not in said
-    wait_until(lambda: free_chips() == 16.0)
+    assert [job.state for job in all_jobs() if job.name == "talks"] == [JobState.KILLED]
 
 
 @pytest.mark.long
