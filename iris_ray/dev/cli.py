@@ -181,9 +181,9 @@ def run(name: str, command: tuple[str, ...], env: dict[str, str]) -> None:
     The program has the environment that a task has, with all chips; iris_ray.jax.initialize() joins all hosts. Files
     that git ignores stay here, and so do caches and virtual environments, such as __pycache__ and .venv. Files that
     look like secrets, files above 64 MB and links out of the directory stay as well; a line names up to four.
-    `python SCRIPT`, -m and -c run in a fork of a process that has imported --preload already, whatever path is before
-    `python`; not with other flags of Python, and not if --env has a variable that acts when a process starts, such as
-    JAX_… or PYTHON….
+    `python SCRIPT`, -m and -c run in a fork of a process that has imported --preload already; not with other flags of
+    Python, not with the path of another interpreter of the hosts, and not if --env has a variable that acts when a
+    process starts, such as JAX_… or PYTHON….
 
     Ctrl-C ends it everywhere; nothing of it is left. If a program fails, the others are ended, and its exit code is
     that of this command.
