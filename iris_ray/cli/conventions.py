@@ -153,6 +153,8 @@ def _in_plain_words(message: str) -> str:
     """Return a message of click's as a sentence, without the names of its types."""
     message = re.sub(r"is not a valid integer( range)?\.", "is not a whole number.", message)
     message = re.sub(r"is not a valid float( range)?\.", "is not a number.", message)
+    message = re.sub(r"\((Did you mean one of: .*\?)\)$", r"\1", message)
+    message = re.sub(r"^(Invalid value for) '[\[{]([^'\[\]{}]+)[\]}]'", r"\1 \2", message)
     return message if message.endswith((".", "?", "!")) else f"{message}."
 
 

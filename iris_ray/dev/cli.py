@@ -1,6 +1,7 @@
 """``iris-ray dev``: hold slices, and run a directory's programs on them within a second."""
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -34,6 +35,8 @@ HOSTS = "hosts"
 if TYPE_CHECKING:
     from iris_ray.dev.held_run import HeldRun, Sent
 
+_MAY_BE_A_TYPE = re.compile(r"-|.*\d")
+"""Other words are misspelt commands."""
 _NOT_TAKEN = ("stall_timeout", "grow_after", "exit_grace", "failure_domain", "name", "working_dir")
 
 
@@ -42,7 +45,8 @@ class _Dev(Commands):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         names = (*self.entries, *ALIASES, HOSTS, "-h", "--help", "--address")
-        return super().parse_args(ctx, ["hold", *args] if args and args[0] not in names else args)
+        is_type = args and args[0] not in names and _MAY_BE_A_TYPE.match(args[0])
+        return super().parse_args(ctx, ["hold", *args] if is_type else args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return hosts if cmd_name == HOSTS else super().get_command(ctx, cmd_name)

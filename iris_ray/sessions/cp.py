@@ -40,22 +40,22 @@ NAME = "copied"
 
 SEND = """\
 import os, sys, tarfile
-sys.excepthook = lambda kind, error, trace: print(f"{kind.__name__}: {error}", file=sys.stderr)
+sys.excepthook = lambda kind, error, trace: print(f"iris-ray: {kind.__name__}: {error}", file=sys.stderr)
 path = os.path.expanduser(sys.argv[1])
 if not os.path.exists(path):
-    sys.exit(f"there is no {path} on the task's host")
+    sys.exit(f"iris-ray: there is no {path} on the task's host")
 with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", format=tarfile.PAX_FORMAT) as stream:
     stream.add(os.path.realpath(path), "copied")
 """
 RECEIVE = """\
 import os, shutil, sys, tarfile, tempfile
-sys.excepthook = lambda kind, error, trace: print(f"{kind.__name__}: {error}", file=sys.stderr)
+sys.excepthook = lambda kind, error, trace: print(f"iris-ray: {kind.__name__}: {error}", file=sys.stderr)
 target, name, size = os.path.expanduser(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 if os.path.isdir(target):
     target = os.path.join(target, name)
 place = os.path.dirname(os.path.abspath(target))
 if not os.path.isdir(place):
-    sys.exit(f"there is no directory {place} on the task's host")
+    sys.exit(f"iris-ray: there is no directory {place} on the task's host")
 class Counted:
     read_bytes = 0
     def read(self, most):
@@ -70,10 +70,10 @@ try:
     while counted.read(1 << 16):
         pass
     if counted.read_bytes != size:
-        sys.exit("the copy was cut off; nothing was changed")
+        sys.exit("iris-ray: the copy was cut off; nothing was changed")
     copied = os.path.join(made, "copied")
     if os.path.isdir(target) or (os.path.isdir(copied) and os.path.lexists(target)):
-        sys.exit(f"{target} exists on the task's host; remove it, or give another name")
+        sys.exit(f"iris-ray: {target} exists on the task's host; remove it, or give another name")
     os.replace(copied, target)
     print(target)
 finally:
