@@ -5,7 +5,7 @@ its cursor. Rich lays them out: it knows the width of characters, NO_COLOR and t
 (TERM=dumb).
 
 Names, reasons and output come from other people. `printable` escapes what would control a terminal, and `guarded`
-streams do so with all that is written to them.
+streams do so with all that is written to them. `WatchedOutput` says what happens if nobody reads them any more.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ import io
 import logging
 import os
 import re
+import select
 import stat
 import sys
 import threading
@@ -376,18 +377,114 @@ def unguarded(stream: Any) -> Any:
     return getattr(stream, "unguarded", stream)
 
 
-def close_broken_pipes() -> None:
-    """Write what stdout and stderr still hold. Drop it where nobody reads it any more, so that Python exits silently.
+# -- output that goes nowhere ------------------------------------------------------------------------------------------
 
-    The way is that of Python's documentation of SIGPIPE, in the module signal.
+
+class OutputLostError(OSError):
+    """A stream of this process can't be written, such as stdout into a file on a full disk."""
+
+
+class WatchedStream(StreamOver):
+    """A text or binary stream whose failing writes end the process's work, in whichever thread they fail.
+
+    In the main thread the error is raised. In any other, such as Ray's that prints what tasks print, the text is
+    dropped: an error would end that thread, and nothing would be printed any more.
     """
-    for stream in (sys.stdout, sys.stderr):
+
+    def __init__(self, stream: Any, output: "WatchedOutput") -> None:
+        super().__init__(stream)
+        self._output = output
+
+    def write(self, text: Any) -> Any:
         try:
-            stream.flush()
-        except BrokenPipeError:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, stream.fileno())
-            os.close(nowhere)
+            return self._stream.write(text)
+        except OSError as error:
+            self._output.failed(self, error)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._output.failed(self, error)
+
+    @cached_property
+    def buffer(self) -> "WatchedStream":
+        return WatchedStream(self._stream.buffer, self._output)
+
+
+class WatchedOutput:
+    """stdout and stderr of this process, from now on to its end. Those that are closed lead nowhere.
+
+    Args:
+        end: called in another thread than the main one when nobody reads stdout any more. It is to end the process's
+            work.
+        say: says on stderr, from such a thread, that output is lost.
+
+    Attributes:
+        unread: whether something was written to stdout, or with it to stderr, after its reader had gone.
+    """
+
+    def __init__(self, end: Callable[[], None], say: Callable[[str], None]) -> None:
+        self.unread = False
+        self._end, self._say = end, say
+        self._lost = self._is_over = False
+        sys.stdout, sys.stderr = (
+            WatchedStream(os.fdopen(os.open(os.devnull, os.O_WRONLY), "w") if stream is None else stream, self)
+            for stream in (sys.stdout, sys.stderr)
+        )
+
+    def failed(self, stream: WatchedStream, error: OSError) -> None:
+        """Judge an error of a stream. Raise it in the main thread if it is to end the work."""
+        is_main = threading.current_thread() is threading.main_thread()
+        if self._is_over:  # Ray prints what is left when Python exits, and would crash at an error
+            return
+        if isinstance(error, BrokenPipeError):
+            was_read = not self.unread
+            self.unread = self.unread or _has_no_reader(1)
+            if _has_no_reader(2):  # it may be the same pipe, and what ends the work may write to it
+                _write_nowhere(2)
+            if self.unread and is_main:
+                raise error
+            if self.unread and was_read:
+                self._end()
+        elif stream.fileno() != 2:  # where this could be said
+            lost = OutputLostError(f"stdout can't be written: {error.strerror}")
+            if is_main:
+                raise lost from None
+            if not self._lost:
+                self._lost = True
+                self._say(f"{lost}; lines are lost")
+
+    def finish(self) -> None:
+        """Write what the streams still hold. What can't be written is dropped, so that Python exits silently.
+
+        The way is that of Python's documentation of SIGPIPE, in the module signal.
+
+        Raises:
+            OutputLostError: stdout can't be written.
+        """
+        try:
+            sys.stdout.flush()
+        except OSError as error:
+            _write_nowhere(1)
+            if isinstance(error, OutputLostError) and not self._lost:
+                raise
+        finally:
+            self._is_over = True
+
+
+def _has_no_reader(descriptor: int) -> bool:
+    """Return whether a descriptor is that of a pipe or socket whose reader has gone."""
+    watch = select.poll()
+    watch.register(descriptor, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in watch.poll(0))
+
+
+def _write_nowhere(descriptor: int) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
 
 
 def show_each_line() -> None:

@@ -1,6 +1,8 @@
 """The cluster that ``--address`` or the environment chooses."""
 
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar
 import click
 
 from iris_ray.cli.conventions import say_error, sigterm_interrupts
-from iris_ray.client.connection import AUTO, connect, require_answer
+from iris_ray.client.connection import AUTO, answers, connect, require_answer
 from iris_ray.errors import InvalidRequestError
 from iris_ray.terminal import guarded_output, live_line
 
@@ -195,14 +197,70 @@ def cluster(
             connect(chosen_address(), show_logs, **options)
         import ray
 
+        address = ray.get_runtime_context().gcs_address
         if name_it and chosen_address() == AUTO:
-            address = ray.get_runtime_context().gcs_address
             say_error(f"joined the Ray cluster at {address}, found on this machine (--address chooses another)")
         within = _is_within.set(True)
         try:
-            with sigterm_interrupts(), guarded_output(not show_logs):  # own tasks may draw what they like
+            with (
+                sigterm_interrupts(),
+                guarded_output(not show_logs),
+                head_watched(address),
+            ):  # own tasks may draw what they like
                 yield
         finally:
             _is_within.reset(within)
             if not show_logs:  # otherwise Ray disconnects when the process ends, and waits for the last lines before
                 ray.shutdown()
+
+
+# -- a cluster that ends -----------------------------------------------------------------------------------------------
+
+LOOK_AT_HEAD_S = 5.0
+HEAD_AWAY_S = 10.0
+"""The time after which a command says that the head does not answer. After a minute, Ray ends the process."""
+
+
+@contextmanager
+def head_watched(address: str) -> Iterator[None]:
+    """Say within the block that the cluster's head is gone, and what to do: Ray would end the process without that."""
+    over = threading.Event()
+    threading.Thread(target=_watch_head, args=(address, over), name="head of the cluster", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _watch_head(address: str, over: threading.Event) -> None:
+    away_since, said = None, False
+    while not over.wait(LOOK_AT_HEAD_S):
+        now = time.monotonic()
+        if answers(address):
+            if said:
+                say_error(f"the head of the Ray cluster at {address} answers again")
+            away_since, said = None, False
+            continue
+        away_since = now if away_since is None else away_since
+        if not said and now - away_since >= HEAD_AWAY_S:
+            say_error(
+                f"the head of the Ray cluster at {address} has not answered for {now - away_since:.0f} s; if it stays"
+                f" away for a minute, this command ends. {WHEN_IT_IS_GONE}"
+            )
+            said = True
+
+
+def lost_cluster() -> str | None:
+    """Return the address of the cluster that this process has joined, if its head does not answer any more, or None."""
+    import ray
+
+    if not ray.is_initialized():
+        return None
+    address: str = ray.get_runtime_context().gcs_address
+    return None if answers(address) else address
+
+
+WHEN_IT_IS_GONE: Final = (
+    "If the cluster was stopped, as by `ray stop`, start it again, then give the same command; a script that writes"
+    " checkpoints continues from them"
+)

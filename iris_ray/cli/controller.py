@@ -39,6 +39,8 @@ class ControllerNow(TypedDict, total=False):
         dry_run: of ``upgrade --dry-run``: true.
         version_before: of ``upgrade``: the version that it had.
         version: its version of iris_ray; of ``upgrade --dry-run``: the version that would replace it.
+        version_on_head: of ``upgrade --dry-run``: the version that is installed on the head. ``upgrade`` refuses if it
+            is not the one that would replace the Controller.
         package: the directory of its code.
         epoch: how many Controllers the cluster has had.
         started_at: seconds since the epoch.
@@ -56,6 +58,7 @@ class ControllerNow(TypedDict, total=False):
     dry_run: bool
     version_before: str
     version: str
+    version_on_head: str
     package: str | None
     epoch: int
     started_at: float
@@ -147,8 +150,7 @@ def stop(yes: bool, as_json: bool) -> None:
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Only say whether the version that is installed here could replace it; the version on the head is"
-    " not checked.",
+    help="Only say whether the version that is installed here could replace it, and whether it is on the head yet.",
 )
 @json_option(ControllerNow)
 @node_address_option
@@ -164,16 +166,25 @@ def upgrade(dry_run: bool, as_json: bool) -> None:
         before = old.versions()
         protocol, version = before["protocol"], before["version"]
         _require_successor(protocol, version)
+        other = _other_version_on_head()
         if dry_run and as_json:
-            print_json({"running": True, "version_before": version, "version": iris_ray.__version__, "dry_run": True})
+            on_head = other["version"] if other else iris_ray.__version__
+            now: ControllerNow = {"running": True, "version_before": version, "version": iris_ray.__version__}
+            print_json(now | {"version_on_head": on_head, "dry_run": True})
             return
         if dry_run:
             click.echo(
                 f"iris_ray {iris_ray.__version__} can replace the Controller of iris_ray {version}: it reads all of its"
                 " records, and understands the processes of all jobs; nothing was changed"
             )
+            if other:
+                say_error(f"not yet: installed on the head is {versions_in_words(other)}; {_INSTALL}")
             return
-        _require_installed(version)
+        if other:
+            raise VersionMismatchError(
+                f"the Controller stays as it is, of iris_ray {version}: it runs the version that is installed on the"
+                f" head, {versions_in_words(other)}, and this is {versions_in_words(versions_here())}: {_INSTALL}"
+            )
         with live_line("iris-ray") as line:
             line.show("replacing the Controller; running jobs continue")
             old.end()
@@ -194,21 +205,18 @@ def upgrade(dry_run: bool, as_json: bool) -> None:
     click.echo(f"it has taken over {counted(left.total(), 'job')}{f': {_counts(left)}' if left else ''}")
 
 
-def _require_installed(version: str) -> None:
-    """Refuse the upgrade if the head has another version than this machine: the head's version would run.
+_INSTALL = f"install iris_ray {iris_ray.__version__} on the head, then upgrade"
 
-    Raises:
-        VersionMismatchError: it is; the message has both versions.
+
+def _other_version_on_head() -> dict[str, Any] | None:
+    """Return the versions that are installed on the head, if it has another iris_ray than this machine, or None.
+
+    A Controller would run the head's.
     """
     from iris_ray.actors.controller.bootstrap import installed_on_head
 
     installed = installed_on_head()
-    if installed is not None and installed["version"] != iris_ray.__version__:
-        raise VersionMismatchError(
-            f"the Controller stays as it is, of iris_ray {version}: it runs the version that is installed on the head,"
-            f" {versions_in_words(installed)}, and this is {versions_in_words(versions_here())}: install"
-            f" iris_ray {iris_ray.__version__} on the head, then upgrade"
-        )
+    return None if installed is None or installed["version"] == iris_ray.__version__ else installed
 
 
 def start_one() -> None:

@@ -16,9 +16,9 @@ import click
 
 from iris_ray.errors import ControllerUnavailableError, InvalidRequestError, IrisError, NoClusterError
 from iris_ray.settings import DEBUG
-from iris_ray.terminal import printable
+from iris_ray.terminal import OutputLostError, WatchedOutput, printable
 
-OK, FAILED, USAGE, NO_CLUSTER, TIMED_OUT, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 124, 130, 143
+OK, FAILED, USAGE, NO_CLUSTER, TIMED_OUT, INTERRUPTED, UNREAD, TERMINATED = 0, 1, 2, 3, 124, 130, 141, 143
 _HELP_IS_THE_ANSWER: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())  # since click 8.2
 
 
@@ -81,6 +81,43 @@ def interrupted() -> click.exceptions.Exit:
     return click.exceptions.Exit(TERMINATED if was_terminated() else INTERRUPTED)
 
 
+_unread = threading.Event()
+
+
+@contextmanager
+def output_watched() -> Iterator[None]:
+    """Run a command within, to its end. End it with `UNREAD` if nobody reads its output any more.
+
+    If stdout can't be written, such as on a full disk, a line says so. The exit code is then 1, unless another thread
+    prints the output of a job: the command goes on waiting for the job, and ends with its exit code.
+    """
+    _unread.clear()
+    output, code = WatchedOutput(_end_unread, say_error), OK
+    try:
+        yield
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else OK
+        raise
+    finally:
+        try:
+            output.finish()
+        except OutputLostError as error:
+            if code == OK:
+                say_error(str(error))
+                raise SystemExit(FAILED) from None
+        if output.unread:
+            raise SystemExit(UNREAD)
+
+
+def _end_unread() -> None:
+    """End the command from another thread than its main one: as SIGTERM does, or Ctrl-C before that has a handler."""
+    _unread.set()
+    number = signal.SIGTERM if callable(signal.getsignal(signal.SIGTERM)) else signal.SIGINT
+    main = threading.main_thread().ident
+    assert main is not None
+    signal.pthread_kill(main, number)
+
+
 @contextmanager
 def errors_as_lines() -> Iterator[None]:
     """Turn every error in the block into one line on stderr and an exit code. IRIS_DEBUG=1 shows tracebacks."""
@@ -94,8 +131,12 @@ def errors_as_lines() -> Iterator[None]:
         raise click.exceptions.Exit(USAGE) from None
     except (click.ClickException, click.exceptions.Exit, BrokenPipeError):
         raise  # click handles them
+    except OutputLostError as error:
+        say_error(str(error))
+        raise click.exceptions.Exit(FAILED) from None
     except (KeyboardInterrupt, click.Abort):  # the latter is Ctrl-C, or Ctrl-D, at a question
-        say_error("ended by SIGTERM" if was_terminated() else "interrupted")
+        if not _unread.is_set():
+            say_error("ended by SIGTERM" if was_terminated() else "interrupted")
         raise interrupted() from None
     except Exception as error:
         if DEBUG.read():
@@ -112,6 +153,8 @@ def _in_plain_words(message: str) -> str:
     """Return a message of click's as a sentence, without the names of its types."""
     message = re.sub(r"is not a valid integer( range)?\.", "is not a whole number.", message)
     message = re.sub(r"is not a valid float( range)?\.", "is not a number.", message)
+    message = re.sub(r"\((Did you mean one of: .*\?)\)$", r"\1", message)
+    message = re.sub(r"^(Invalid value for) '[\[{]([^'\[\]{}]+)[\]}]'", r"\1 \2", message)
     return message if message.endswith((".", "?", "!")) else f"{message}."
 
 

@@ -11,8 +11,8 @@ import click
 import iris_ray
 from iris_ray.actors.protocol.services import Command, imported, installed_services
 from iris_ray.cli.address import address_option, remember_words
-from iris_ray.cli.conventions import SuggestingGroup, errors_as_lines, explained
-from iris_ray.terminal import close_broken_pipes, guarded_output, show_each_line
+from iris_ray.cli.conventions import SuggestingGroup, errors_as_lines, explained, output_watched
+from iris_ray.terminal import guarded_output, show_each_line
 
 KERNEL: Final[Mapping[str, Command]] = {
     "job run": Command(
@@ -180,11 +180,8 @@ class Main(Commands):
         show_each_line()
         if os.environ.get("NO_COLOR") or not all(stream and stream.isatty() for stream in (sys.stdout, sys.stderr)):
             os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # Ray would colour its prefixes in files and pipes as well
-        try:
-            with guarded_output():
-                return super().main(*args, **kwargs)
-        finally:
-            close_broken_pipes()
+        with output_watched(), guarded_output():
+            return super().main(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
         with errors_as_lines():

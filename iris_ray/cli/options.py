@@ -103,7 +103,9 @@ def environment_variables(_: click.Context, __: click.Parameter, values: Sequenc
     for item in values:
         name, equals, value = item.partition("=")
         if not re.fullmatch(r"[A-Za-z_]\w*", name):
-            raise InvalidRequestError(f"--env {name}: no name of a variable; give NAME=VALUE, or NAME to pass yours on")
+            raise InvalidRequestError(
+                f"--env {name or '=…'}: no name of a variable; give NAME=VALUE, or NAME to pass yours on"
+            )
         if not equals and name not in os.environ:
             raise InvalidRequestError(f"--env {name}: it is not set here; give {name}=VALUE")
         found[name] = value if equals else os.environ[name]
@@ -281,15 +283,23 @@ def _flag(name: str, option: Option, command: str) -> Callable[[Command], Comman
 _CONDITIONS = " Such as zone=us-a, 'gen>=4', 'zone in (a, b)', key, '!key'; repeatable."
 
 
+_OWNERS = {"arguments": "script", "command": "command"}
+"""What runs elsewhere, by the name of the argument that takes its words."""
+
+
 class ScriptCommand(click.Command):
-    """Says where the script's own options go."""
+    """Says where the options of the script or command go that it runs elsewhere."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[__name__] = tuple(args)
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            hint = f"{error.message} If it is the script's own, write it after --: ... -- {error.option_name} ..."
+            whose = next((whose for whose in _OWNERS if whose in {one.name for one in self.params}), None)
+            if whose is None:
+                raise
+            word = next((word for word in typed(ctx) if word.startswith(error.option_name)), error.option_name)
+            hint = f"{error.message} If it is the {_OWNERS[whose]}'s own, write it after --: ... -- {word} ..."
             raise click.NoSuchOption(error.option_name, hint, error.possibilities, ctx) from None
 
 
@@ -298,7 +308,7 @@ def marked_arguments() -> bool:
     return "--" in typed()
 
 
-def typed() -> tuple[str, ...]:
+def typed(context: click.Context | None = None) -> tuple[str, ...]:
     """Return the words of this `ScriptCommand` as they were typed, after its name."""
-    words: tuple[str, ...] = click.get_current_context().meta[__name__]
+    words: tuple[str, ...] = (context or click.get_current_context()).meta[__name__]
     return words

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import click
 
-from iris_ray.cli.address import address_option, cluster, head_of_dashboard
+from iris_ray.cli.address import WHEN_IT_IS_GONE, address_option, cluster, head_of_dashboard, lost_cluster
 from iris_ray.cli.completion import tpu_types
 from iris_ray.cli.conventions import FAILED, interrupted, on_a_terminal, really_cancel, say_error, was_terminated
 from iris_ray.cli.options import JobFlags, ScriptCommand, job_options, marked_arguments, typed
@@ -19,11 +19,14 @@ from iris_ray.cli.script import Script, find_target, is_at_home, is_tpu_type, pr
 from iris_ray.cli.sent_code import SentDirectory, sent_code
 from iris_ray.errors import InvalidFunctionError, InvalidRequestError
 from iris_ray.model.options import JobOptions, PodOptions, default_of
+from iris_ray.model.tracebacks import last_frame, was_seen, without_our_frames
 
 _LONGEST_RESULT = 500
 _CANCEL_TIMEOUT_S = 30.0
 _OUTER_ERROR = "ray.exceptions.RayTaskError: "
-_OUR_FRAME = re.compile(r'  File "(<frozen runpy>|[^"]*/iris_ray/(actors|cli)/[^"]*)"')
+_HEADER = "Traceback (most recent call last):"
+_RAYS_HEADER = re.compile(r"^(?:\x1b\[\d+m)?ray::.*\(pid=\d+.*\)$", re.MULTILINE)
+"""What Ray writes in place of `_HEADER`. It names the process that raises the error here, which is iris_ray's own."""
 
 
 @click.command(cls=ScriptCommand)
@@ -75,7 +78,7 @@ def run(target: str, second: str | None, arguments: tuple[str, ...], flags: JobF
     request = make_pod_request(task, tpu_type, num_slices, flags.name, **cast(JobOptions, options))
     name = flags.name or called
     if where is not None:
-        with _failure_told(name), contextlib.chdir(flags.working_dir or "."):
+        with failure_told(name), contextlib.chdir(flags.working_dir or "."):
             results = run_request(request, where)
     else:
         with cluster(show_logs=True, name_it=True, sends=code.for_ray()):
@@ -186,7 +189,7 @@ def _wait(job_id: str, ref: Any, name: str) -> list[Any]:
         try:
             if goes_on:
                 say_error(f"still waiting for {name}")
-            with _failure_told(name):
+            with failure_told(name):
                 return results_of(job_id, ref)
         except KeyboardInterrupt:
             asks = on_a_terminal() and not was_terminated()
@@ -198,7 +201,7 @@ def _wait(job_id: str, ref: Any, name: str) -> list[Any]:
 
 
 @contextlib.contextmanager
-def _failure_told(name: str) -> Iterator[None]:
+def failure_told(name: str) -> Iterator[None]:
     """Say how a job has failed, if it has, and end the command."""
     from ray.exceptions import RayError, RayTaskError
 
@@ -210,20 +213,24 @@ def _failure_told(name: str) -> Iterator[None]:
         cause = error.cause
         if (ours := callers_error(error)) is not error:
             raise ours from None
-        click.echo(users_part(str(error)), err=True)
+        text = users_part(str(error))
+        click.echo(last_frame(text) if was_seen(text) else text, err=True)
         say_error(f"{name} failed: {type(cause).__name__}: {one_line(str(cause))}")
         raise click.exceptions.Exit(FAILED) from None
     except RayError as error:
-        say_error(f"{name} was lost: {type(error).__name__}: {one_line(error)}")
+        if (address := lost_cluster()) is not None:
+            say_error(f"{name} was lost with the Ray cluster at {address}, which has ended. {WHEN_IT_IS_GONE}")
+        else:
+            say_error(
+                f"{name} was lost: {type(error).__name__}: {one_line(error)}; `iris-ray doctor` looks further, and"
+                " the same command runs it again"
+            )
         raise click.exceptions.Exit(FAILED) from None
 
 
 def users_part(text: str) -> str:
     """Return an error from the hosts as the task's name and its traceback, with the user's frames only."""
-    text = text.rpartition(_OUTER_ERROR)[2]
-    frames = re.split(r'(?m)^(?=  File ")', text)
-    ours = [number for number, frame in enumerate(frames) if _OUR_FRAME.match(frame)]
-    return frames[0] + "".join(frames[ours[-1] + 1 :]) if ours else text
+    return without_our_frames(_RAYS_HEADER.sub(_HEADER, text.rpartition(_OUTER_ERROR)[2]))
 
 
 def _cancel(ref: Any) -> None:

@@ -107,6 +107,8 @@ def find_target(target: str, arguments: Sequence[str] = (), folder: str = ".") -
     module, colon, function = target.partition(":")
     if colon and re.fullmatch(r"\w+(\.\w+)*", module) and re.fullmatch(r"\w+(\.\w+)*", function):
         return find_function(module, function, folder)
+    if re.fullmatch(r"python[\d.]*", Path(target).name):
+        raise InvalidRequestError(f"{target} is left out: {_WHAT}, and the hosts run it with their Python")
     siblings = sorted(map(str, Path(target).parent.glob("*.py")))
     error = unknown("script", target, siblings)
     raise InvalidRequestError(f"{error} (a function is given as module:function)")

@@ -21,16 +21,17 @@ from iris_ray.cli.conventions import FAILED, interrupted, on_a_terminal, really_
 from iris_ray.cli.ends import CONTROLLER_AWAY_S
 from iris_ray.cli.options import JobFlags, ScriptCommand, job_options, marked_arguments, typed
 from iris_ray.cli.output import json_option
-from iris_ray.cli.printing import one_line, print_json
+from iris_ray.cli.printing import counted, one_line, print_json
 from iris_ray.cli.rerun import remember_command
 from iris_ray.cli.run import as_task
 from iris_ray.cli.script import find_target, is_tpu_type
 from iris_ray.cli.sent_code import sent_code
 from iris_ray.client.connection import current_user
 from iris_ray.errors import ControllerUnavailableError, InvalidRequestError
-from iris_ray.model.job_spec import CoschedulingConfig
+from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.options import JobOptions, default_of
+from iris_ray.model.requirement import BYTES_PER_GB
 from iris_ray.model.workers import TPU_NAME
 from iris_ray.scheduler.pending_reason import PendingKind
 from iris_ray.terminal import live_line
@@ -171,6 +172,8 @@ def submit(
     options = flags.options | {"keep_warm": default_of("keep_warm", "iris-ray submit")}
     request = request_for(task, flags.name, need, groups, **cast(JobOptions, options))  # before anything is connected
     with cluster(name_it=True, sends=code.for_ray()):
+        if flags.tpu_type is None:
+            _say_what_it_gets(request.spec, is_chosen=bool(cpu or gpu or memory_gb or group_by))
         job = launch(request, detached=True)
         code.keep(job.job_id)
         remember_command(job.job_id, "submit", typed())
@@ -215,6 +218,18 @@ def _refuse_what_needs_a_type(arguments: Sequence[str], num_slices: int | list[i
         )
     if num_slices is not None:
         raise InvalidRequestError("--num-slices needs --tpu; say which type")
+
+
+def _say_what_it_gets(spec: JobSpec, is_chosen: bool) -> None:
+    """Print what the tasks of a job without a TPU type get and, unless that was chosen, how to get slices."""
+    memory = f"{spec.resources.get('memory', 0.0) / BYTES_PER_GB:g} GB of memory"
+    each = [memory if name == "memory" else f"{amount:g} {name}" for name, amount in spec.resources.items()]
+    if spec.coscheduling is not None:
+        where = f"hosts with one {spec.coscheduling.group_by}"
+    else:
+        where = "any host with room" if spec.replicas == 1 else "any hosts with room"
+    advice = "" if is_chosen else "; for slices, add --tpu with a type, such as v4-32"
+    say_error(f"{counted(spec.replicas, 'task')} with {', '.join(each)} on {where}, without a TPU{advice}")
 
 
 def _say_if_it_can_not_run(job_id: str) -> None:

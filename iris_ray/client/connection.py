@@ -257,6 +257,16 @@ def _require_answer(address: str, source: str = "") -> None:
         )
 
 
+def answers(address: str) -> bool:
+    """Return whether something listens at the address of a head, HOST:PORT."""
+    host, port = host_and_port(address)
+    try:
+        socket.create_connection((host.strip("[]"), port), _PROBE_S).close()
+    except OSError:
+        return False
+    return True
+
+
 def _speaks_grpc(probe: socket.socket) -> bool:
     """Return whether the other side greets with an HTTP/2 SETTINGS frame, as gRPC's servers do."""
     if os.environ.get("RAY_USE_TLS", "0") not in ("0", ""):

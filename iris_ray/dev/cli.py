@@ -1,6 +1,7 @@
 """``iris-ray dev``: hold slices, and run a directory's programs on them within a second."""
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -34,6 +35,8 @@ HOSTS = "hosts"
 if TYPE_CHECKING:
     from iris_ray.dev.held_run import HeldRun, Sent
 
+_MAY_BE_A_TYPE = re.compile(r"-|.*\d")
+"""Other words are misspelt commands."""
 _NOT_TAKEN = ("stall_timeout", "grow_after", "exit_grace", "failure_domain", "name", "working_dir")
 
 
@@ -42,7 +45,8 @@ class _Dev(Commands):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         names = (*self.entries, *ALIASES, HOSTS, "-h", "--help", "--address")
-        return super().parse_args(ctx, ["hold", *args] if args and args[0] not in names else args)
+        is_type = args and args[0] not in names and _MAY_BE_A_TYPE.match(args[0])
+        return super().parse_args(ctx, ["hold", *args] if is_type else args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return hosts if cmd_name == HOSTS else super().get_command(ctx, cmd_name)
@@ -182,8 +186,8 @@ def run(name: str, command: tuple[str, ...], env: dict[str, str]) -> None:
     that git ignores stay here, and so do caches and virtual environments, such as __pycache__ and .venv. Files that
     look like secrets, files above 64 MB and links out of the directory stay as well; a line names up to four.
     `python SCRIPT`, -m and -c, also with -u, run in a fork of a process that has imported the modules of --preload
-    already; a path before `python` is ignored then. With other flags of Python, or if --env sets a variable that acts
-    when a process starts, such as JAX_… or PYTHON…, a new process is started.
+    already. A new process is started for other flags of Python, for the path of another interpreter of the hosts, or
+    if --env sets a variable that acts when a process starts, such as JAX_… or PYTHON….
 
     Ctrl-C ends the program and all its processes on all hosts. If it fails on one host, it is ended on the others, and
     this command has the exit code of the first failure.

@@ -269,6 +269,9 @@ class _Run:
             os.chdir(copy.path)
             os.environ.update(asked["env"])
             if asked["warm"] and (program := python_program(words)) is not None:
+                if "/" in words[0] and not os.path.exists(words[0]):
+                    note = f"iris-ray: {words[0]} is not on this host; the task's Python runs, {sys.executable}\n"
+                    os.write(2, note.encode())
                 signal.signal(signal.SIGINT, signal.default_int_handler)
                 signal.signal(signal.SIGPIPE, signal.SIG_IGN)
                 if self._files is not None:
@@ -327,8 +330,14 @@ def _catches(pid: int, number: int) -> bool:
 
 
 def python_program(words: Sequence[str]) -> Program | None:
-    """Return the program of ``python SCRIPT``, ``-m MODULE`` or ``-c CODE`` for a forked process; None for others."""
-    if os.path.basename(words[0]) not in ("python", "python3"):
+    """Return the program of ``python SCRIPT``, ``-m MODULE`` or ``-c CODE`` for a forked process; None for others.
+
+    A path before ``python`` is that of another interpreter, or does not exist on this host, and then this one runs.
+    """
+    folder, name = os.path.split(words[0])
+    if name not in ("python", "python3") or (
+        folder and os.path.exists(words[0]) and not os.path.samefile(folder, os.path.dirname(sys.executable))
+    ):
         return None
     rest = list(words[1:])
     if rest[:1] == ["-u"]:

@@ -66,7 +66,7 @@ class LogText(TypedDict):
 @click.option("--follow", "-f", is_flag=True, help="Go on until the job is over, through further attempts.")
 @click.option("--attempt", type=click.IntRange(min=1), metavar="N",
               help="This attempt.  [default: the latest; with --grep, the latest ten]")  # fmt: skip
-@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Begin with the last N lines.")
+@click.option("--tail", "-n", type=click.IntRange(min=0), metavar="N", help="Begin with the last N lines.")
 @click.option(ALL_TASKS, is_flag=True, help="All tasks, each line with its task before it.")
 @click.option("--grep", "-e", "pattern", metavar="PATTERN", help="Only lines that match this regular expression.")
 @click.option(

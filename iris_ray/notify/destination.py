@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from iris_ray.errors import InvalidRequestError
-from iris_ray.model.checks import shown
+from iris_ray.model.checks import nearest, shown
 from iris_ray.model.durations import parse_duration
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.options import PriorityBand
@@ -124,7 +124,10 @@ def parse_destination(text: str) -> Destination:
             " iris-ray cluster secrets set NAME, and give slack:NAME, googlechat:NAME or http:NAME"
         )
     if not colon or channel not in set(Channel):
-        raise _invalid(text, f"it has no channel; give {FORM}, where CHANNEL is one of {_CHANNELS}")
+        lacks = f"there is no channel {shown(channel)}" if colon else "it has no channel"
+        near = nearest(channel, list(Channel)) if colon else []
+        advice = f"did you mean {near[0]}?" if near else f"give {FORM}, where CHANNEL is one of {_CHANNELS}"
+        raise _invalid(text, f"{lacks}; {advice}")
     kind = Channel(channel)
     _require_name(text, kind, name)
     found: dict[str, Any] = {}

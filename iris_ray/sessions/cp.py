@@ -40,20 +40,20 @@ NAME = "copied"
 
 SEND = """\
 import os, sys, tarfile
-sys.excepthook = lambda kind, error, trace: print(f"{kind.__name__}: {error}", file=sys.stderr)
+sys.excepthook = lambda kind, error, trace: print(f"iris-ray: {kind.__name__}: {error}", file=sys.stderr)
 path = os.path.expanduser(sys.argv[1])
 if not os.path.exists(path):
-    print(f"there is no {path} on the task's host", file=sys.stderr)
+    print(f"iris-ray: there is no {path} on the task's host", file=sys.stderr)
     sys.exit(2)
 with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", format=tarfile.PAX_FORMAT) as stream:
     stream.add(os.path.realpath(path), "copied")
 """
 RECEIVE = """\
 import os, shutil, sys, tarfile, tempfile
-sys.excepthook = lambda kind, error, trace: print(f"{kind.__name__}: {error}", file=sys.stderr)
+sys.excepthook = lambda kind, error, trace: print(f"iris-ray: {kind.__name__}: {error}", file=sys.stderr)
 target, name, size = os.path.expanduser(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 def refuse(why):
-    print(why, file=sys.stderr)
+    print(f"iris-ray: {why}", file=sys.stderr)
     sys.exit(2)
 def judged(member, path):
     inner = member.replace(name=member.name.removeprefix("copied/"), deep=False)
@@ -81,7 +81,7 @@ try:
     while counted.read(1 << 16):
         pass
     if counted.read_bytes != size:
-        sys.exit("the copy was cut off; nothing was changed")
+        sys.exit("iris-ray: the copy was cut off; nothing was changed")
     copied = os.path.join(made, "copied")
     if os.path.isdir(target) or (os.path.isdir(copied) and os.path.lexists(target)):
         refuse(f"{target} exists on the task's host; remove it, or give another name")

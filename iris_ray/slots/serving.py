@@ -343,7 +343,9 @@ def read(path: Path, environ: Mapping[str, str] = os.environ) -> ModelsFile:
     """
     try:
         table = tomllib.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise InvalidSlotError(f"{path} can't be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
         raise InvalidSlotError(f"{path} can't be read: {error}") from None
     with _at(str(path)):
         _check_names(table, {"name", "host", "port", "timeout_s", "hosts", "models", "keys", "policy"})

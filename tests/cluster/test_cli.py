@@ -27,7 +27,7 @@ from iris_ray.actors.calls.controller_connection import ControllerConnection, fi
 from iris_ray.actors.controller.node_table import NodeTable
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.cli import completion
-from iris_ray.cli.conventions import FAILED, INTERRUPTED, NO_CLUSTER, OK, TERMINATED
+from iris_ray.cli.conventions import FAILED, INTERRUPTED, NO_CLUSTER, OK, TERMINATED, UNREAD
 from iris_ray.cli.main import main
 from iris_ray.doctor.hosts import ask_hosts, tpu_hosts
 from iris_ray.model.lifecycle import JobState
@@ -265,6 +265,21 @@ def test_sigterm_cancels_run_without_a_question(cluster: SimulatedCluster, scrip
     terminated.process.terminate()
     assert "SIGTERM received" not in terminated.says("work is cancelled"), "Ray prints a stack of native code"
     assert terminated.end() == TERMINATED
+
+
+def test_unread_run_is_cancelled(cluster: SimulatedCluster, tmp_path: Path) -> None:
+    """As in `iris-ray run … | head -1`. A thread of Ray prints what tasks print."""
+    (tmp_path / "talks.py").write_text("import time\nwhile True: print(time.time(), flush=True); time.sleep(0.2)\n")
+    command = command_line("run", str(tmp_path / "talks.py"), "v4-16")
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, env=environment(cluster), cwd=tmp_path, **pipes) as unread:  # type: ignore[call-overload]
+        assert unread.stdout.readline().startswith("(talks slice=0")
+        unread.stdout.close()
+        said = unread.stderr.read()
+    assert unread.returncode == UNREAD, said
+    assert said.endswith("iris-ray: talks is cancelled\n")
+    assert "Error" not in said
+    assert [job.state for job in all_jobs() if job.name == "talks"] == [JobState.KILLED]
 
 
 @pytest.mark.long

@@ -30,6 +30,7 @@ from iris_ray.actors.controller.node_table import NodeTable
 from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
 from iris_ray.actors.protocol.status import JobStatus
 from iris_ray.actors.protocol.version import PROTOCOL_VERSION
+from iris_ray.cli import address
 from iris_ray.cli.conventions import FAILED, OK
 from iris_ray.client.caller_pool import FOLLOW_UP, pool_of_this_process
 from iris_ray.errors import IrisError
@@ -88,6 +89,7 @@ class ControllerInProcess(ClusterInProcess):
         self.install(monkeypatch)
         monkeypatch.setattr(asyncio, "create_subprocess_exec", self._start_process)
         monkeypatch.setattr(bootstrap, "installed_on_head", lambda: self.installed_on_head)
+        monkeypatch.setattr(address, "answers", lambda _: True)
         monkeypatch.delenv("RAY_ADDRESS", raising=False)
         try:
             yield self

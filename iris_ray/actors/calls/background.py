@@ -43,7 +43,7 @@ class BackgroundTasks:
             work: the coroutine. A caller that awaits its task gets the error as well.
             what: a phrase that names the work, such as "watching job 7"; log messages begin with it.
         """
-        task = asyncio.create_task(work, name=what)
+        task = until_the_end(asyncio.create_task(work, name=what))
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
@@ -72,6 +72,15 @@ class BackgroundTasks:
         logger.error("%s failed", task.get_name(), exc_info=error)
         if self._on_error is not None:
             self._on_error(error)
+
+
+def until_the_end(task: "asyncio.Task[T]") -> "asyncio.Task[T]":
+    """Return a task that may still wait when its process ends. Its owner keeps it until then.
+
+    Otherwise asyncio would log that the task is destroyed.
+    """
+    task._log_destroy_pending = False  # type: ignore[attr-defined]  # as in asyncio.gather
+    return task
 
 
 async def repeat(step: Callable[[], Awaitable[object]], what: str, pause_s: float = PAUSE_S) -> None:

@@ -18,6 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, TypeVar
 
+from iris_ray.actors.calls.background import until_the_end
 from iris_ray.actors.calls.message_checks import checked
 from iris_ray.actors.protocol.services import SERVICE, Service, imported
 from iris_ray.errors import InvalidMessageError, IrisError, ServiceUnavailableError
@@ -143,6 +144,8 @@ class RunningPart(Generic[Event]):
             self._broken = asyncio.get_running_loop().create_future()
             try:
                 await self._run_once(self._broken)
+            except GeneratorExit:  # the process ends, and its event loop has ended
+                raise
             except BaseException as error:
                 if (task := asyncio.current_task()) is not None and task.cancelling():
                     raise
@@ -281,16 +284,20 @@ class RunningPart(Generic[Event]):
         self._is_ready.set()
         if not self._wants_events:
             self._waiting.clear()
-        works = [asyncio.ensure_future(self._deliver(part)), asyncio.ensure_future(self._loop(part))]
+        works = [until_the_end(asyncio.create_task(work)) for work in (self._deliver(part), self._loop(part))]
         try:
             done, _ = await asyncio.wait([broken, *works], return_when=asyncio.FIRST_COMPLETED)
             for ended in done:
                 await ended
+        except GeneratorExit:  # nothing can be awaited any more: see `supervise`
+            works.clear()
+            raise
         finally:
             for work in works:
                 work.cancel()
             self._leftover.update(works)
-            _, self._leftover = await asyncio.wait(self._leftover, timeout=1.0)
+            if works:
+                _, self._leftover = await asyncio.wait(self._leftover, timeout=1.0)
 
     async def _loop(self, part: ServicePart[Event]) -> None:
         await self._timed(part.run)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import islice
+from string import hexdigits
 from typing import Any
 
 import ray
@@ -206,5 +207,6 @@ class UserCalls(ControllerProcess):
             found = [target]
         if not found:
             slices = self._state.fleet.grouping(TPU_NAME)
-            raise unknown("host or slice", target, [*slices, *self._state.workers])
+            ids = self._state.workers if set(target) <= set(hexdigits) else ()  # nobody types one but from a copy
+            raise unknown("host or slice", target, [*slices, *ids])
         return found

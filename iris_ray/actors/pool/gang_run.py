@@ -47,6 +47,7 @@ from iris_ray.model.jobs import MOST_FAILED_LAUNCHES
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.notices import OUR_MOVES, Notice
 from iris_ray.model.outcomes import RunErrorKind, TpuCancelled, TpuPreempted, TpuResult, TpuRunError, TpuSuccess
+from iris_ray.model.tracebacks import SeenTracebacks, as_seen, last_lines
 from iris_ray.model.verdict import Verdict
 from iris_ray.state.events import (
     AttemptMarkedEvent,
@@ -67,6 +68,7 @@ FIRST_WORD_S, REPEAT_S = 2.0, 30.0
 """A waiting job logs after the first time why it waits, and repeats it at the second interval."""
 RESULTS_FIRST_S = 0.01
 """The pause between a gang's success and the end of its processes, which would delay the results on few cores."""
+NO_RETRIES = "to end at the first failure instead: --max-retries-failure 0, or max_retries_failure=0 in Python"
 EXIT_WORD_S = 2.0
 """The time after which a successful job logs that its processes have not ended yet."""
 
@@ -81,6 +83,7 @@ class GangRun:
         request: the job.
         number: the gang's index among those of its job.
         changed: called when an attempt has started its tasks, and as soon as these have ended.
+        seen: the tracebacks of the job that its user has seen.
 
     Attributes:
         attempt: the latest attempt, which may be over.
@@ -95,11 +98,13 @@ class GangRun:
         request: RunRequest,
         number: int,
         changed: Callable[[], None],
+        seen: SeenTracebacks,
     ) -> None:
         self.job_id = request.spec.job_id
         self.returned = False
         self._number = number
         self._changed = changed
+        self._seen = seen
         kind = "slice" if request.spec.coscheduling else "task"
         self._who = self.job_id if request.spec.is_one_gang else f"{self.job_id}/{kind}-{number}"
         self._orders: asyncio.Queue[AttemptOrder | None] = asyncio.Queue()
@@ -308,10 +313,25 @@ class GangRun:
         is_free = (moved_by_us or attempt.evicted or end.never_started) and job.state is not JobState.WORKER_FAILED
         count = "free of charge" if is_free else self._charge(verdict, job)
         outcome = f"job {job.state.name}" if job.state.finished else "trying again"
-        result = verdict.result
-        kind = result.kind.value if isinstance(result, TpuRunError) else type(result).__name__
-        logger.info("%s attempt %d ended: %s: %s [%s; %s]", self._who, attempt.id.number, kind, error, count, outcome)
+        self._log_end(attempt, verdict.result, error, f"{count}; {outcome}", job.state.finished)
         return job
+
+    def _log_end(self, attempt: Attempt, result: TpuResult, error: str, cost: str, is_last: bool) -> None:
+        """Log why an attempt has failed, with its traceback unless it was logged before.
+
+        The caller gets the last attempt's traceback, so that one is not logged.
+        """
+        who = f"{self._who} attempt {attempt.id.number}"
+        if not isinstance(result, TpuRunError):
+            logger.info("%s ended: %s: %s [%s]", who, type(result).__name__, error, cost)
+            return
+        earlier, is_first = self._seen.earlier(result.traceback), not self._seen
+        lines = [f"{who} ended: {result.kind.value}: {error}{f' (as {earlier})' if earlier else ''} [{cost}]"]
+        if not is_last:
+            self._seen.note(result.traceback, who)
+            lines += last_lines(result.traceback) if result.traceback and not earlier else []
+            lines += [f"{who}: {NO_RETRIES}"] * is_first
+        logger.info("%s", "\n".join(lines))
 
     def _suspicions(self, end: AttemptEnd, error: str) -> list[WorkerSuspectedEvent | WorkerBlamedEvent]:
         """Return events that name the hosts that may be lost, and the host that may be at fault."""
@@ -326,8 +346,11 @@ class GangRun:
     def _charge(self, verdict: Verdict, job: JobView) -> str:
         """Return in words which retry budget pays for the attempt."""
         if verdict.charged_as is TaskState.FAILED:
-            return f"failure {job.failures}, {self._request.spec.max_retries_failure} retries allowed"
-        return f"preemption {job.preemptions}, {self._request.spec.max_retries_preemption} retries allowed"
+            noun, count, allowed = "failure", job.failures, self._request.spec.max_retries_failure
+        else:
+            noun, count, allowed = "preemption", job.preemptions, self._request.spec.max_retries_preemption
+        left = max(0, allowed + 1 - count)
+        return f"{noun} {count}, {left:,} {'retry' if left == 1 else 'retries'} left"
 
     async def _give_back(self, attempt: Attempt, failure: LaunchFailed) -> JobView:
         """Return the gang to the queue, since no task ran, and the slices that were at fault to Ray."""
@@ -412,7 +435,8 @@ class GangRun:
         if verdict is None:
             kind = VersionMismatchError if self._other_version else TaskSetupError
             return kind(f"job {self._who} could not start its tasks: {job.error}")
-        return failure_error(self._request.spec.name, self._who, job.error or "", verdict.result)
+        earlier = self._seen.earlier(getattr(verdict.result, "traceback", ""))
+        return failure_error(self._request.spec.name, self._who, job.error or "", verdict.result, earlier)
 
 
 def _marked(attempt: Attempt) -> list[ReportedEvent]:
@@ -420,7 +444,7 @@ def _marked(attempt: Attempt) -> list[ReportedEvent]:
     return [AttemptMarkedEvent(attempt.id, attempt.progress.marks)] if attempt.progress.marks.steps else []
 
 
-def failure_error(name: str, who: str, why: str, result: TpuResult) -> Exception:
+def failure_error(name: str, who: str, why: str, result: TpuResult, earlier: str | None = None) -> Exception:
     """Return the error that a caller gets if a job has failed by itself.
 
     Args:
@@ -428,10 +452,12 @@ def failure_error(name: str, who: str, why: str, result: TpuResult) -> Exception
         who: the id of the job or of its task.
         why: which task was the first cause, and how it ended.
         result: that task's outcome.
+        earlier: an attempt that ended with the same traceback, which the user has seen.
     """
     if isinstance(result, TpuRunError) and result.traceback:
         payload = result.exception or cloudpickle.dumps(RemoteUserError(result.error))
-        where = f"{why}\n{result.traceback}"  # which task it was, then its own traceback
+        trace = as_seen(earlier, result.traceback) if earlier else result.traceback
+        where = f"{why}\n{trace}"  # which task it was, then its own traceback
         error: Exception = RayTaskError(name, where, PickledError(payload))
         return error
     no_memory = isinstance(result, TpuRunError) and result.kind is RunErrorKind.OUT_OF_MEMORY

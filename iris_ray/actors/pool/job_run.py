@@ -28,6 +28,7 @@ from iris_ray.errors import (
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.membership import Membership
 from iris_ray.model.options import EACH_SLICE
+from iris_ray.model.tracebacks import SeenTracebacks
 from iris_ray.state.events import JobCancelledEvent
 
 logger = logging.getLogger(__name__)
@@ -68,7 +69,8 @@ class JobRun:
         self._accepted = accepted
         self._incarnation = incarnation
         numbers = range(self._spec.num_gangs)
-        self.gangs = [GangRun(slices, controller, services, request, number, self._changed) for number in numbers]
+        seen = SeenTracebacks()
+        self.gangs = [GangRun(slices, controller, services, request, number, self._changed, seen) for number in numbers]
         self._membership = Membership(0, token=secrets.token_hex(16))
         self._background = BackgroundTasks()
 

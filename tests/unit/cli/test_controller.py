@@ -272,12 +272,17 @@ def test_job_of_other_protocol_than_heads_starts_no_controller(bare_cluster: Con
 
 def test_upgrade_to_version_not_on_head_changes_nothing(world: ControllerInProcess) -> None:
     world.installed_on_head = versions_here() | {"version": "0.0.9"}
-    assert "can replace the Controller" in world.iris("cluster", "controller", "upgrade", "--dry-run").stdout
+    tried = world.iris("cluster", "controller", "upgrade", "--dry-run")
+    assert "can replace the Controller" in tried.stdout
+    assert tried.stderr.startswith("iris-ray: not yet: installed on the head is iris_ray 0.0.9 (")
+    assert tried.stderr.endswith("; install iris_ray 0.1.0 on the head, then upgrade\n")
+    assert world.json("cluster", "controller", "upgrade", "--dry-run")["version_on_head"] == "0.0.9"
     refused = world.iris("cluster", "controller", "upgrade", code=FAILED).stderr
     assert "stays as it is" in refused
     assert "install iris_ray 0.1.0 on the head, then upgrade" in refused
     world.installed_on_head = versions_here()
     assert world.json("cluster", "controller", "status")["epoch"] == 1
+    assert world.iris("cluster", "controller", "upgrade", "--dry-run").stderr == ""
     assert world.json("cluster", "controller", "upgrade", "--dry-run")["dry_run"] is True
     assert world.json("cluster", "controller", "upgrade")["epoch"] == 2
 

@@ -281,3 +281,11 @@ def test_notice_here_needs_one_node_of_ray(
 )
 def test_notice_without_target_or_time_is_refused(world: ControllerInProcess, arguments: list[str], said: str) -> None:
     assert said in world.iris("host", "give-notice", *arguments, code=USAGE).stderr
+
+
+def test_unknown_host_is_told_the_names_of_slices(world: ControllerInProcess) -> None:
+    """Node ids are long, and are only suggested for something like one."""
+    refused = world.iris("host", "drain", "nope", code=USAGE).stderr
+    assert refused == "iris-ray: there is no host or slice 'nope'; there are v4-16-0, v4-16-1, v4-16-2\n"
+    node_id = world.json("host", "drain", "v4-16-2")["hosts"][0]
+    assert f"did you mean {node_id}" in world.iris("host", "drain", f"0{node_id[2:]}", code=USAGE).stderr

@@ -132,7 +132,7 @@ JOINED = "iris-ray: joined the Ray cluster at 10.0.0.1:6379, found on this machi
 
 
 def test_cluster_that_was_found_is_named(world: ControllerInProcess, script: str) -> None:
-    assert world.iris("submit", script).stderr == JOINED
+    assert world.iris("submit", script, "--tpu", "v4-16").stderr == JOINED
     assert "joined" not in world.iris("ls").stderr
 
 
@@ -366,6 +366,28 @@ def test_submitted_tasks_get_requested_gpus(world: ControllerInProcess, script: 
 def test_rack_gang_on_slices_is_refused(world: ControllerInProcess, script: str) -> None:
     refused = world.iris("submit", script, "--tpu", "v4-16", "--group-by", "rack", code=USAGE, quotes=True)
     assert "gangs on TPU hosts run on slices" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (
+            (),
+            "1 task with 1 CPU on any host with room, without a TPU; for slices, add --tpu with a type, such as v4-32",
+        ),
+        (("--cpu", "0.5", "--replicas", "2"), "2 tasks with 0.5 CPU on any hosts with room, without a TPU"),
+        (("--memory-gb", "2.5"), "1 task with 2.5 GB of memory on any host with room, without a TPU"),
+        (
+            ("--cpu", "1", "--replicas", "2", "--group-by", "rack"),
+            "2 tasks with 1 CPU on hosts with one rack, without a TPU",
+        ),
+    ],
+)
+def test_submit_without_a_type_says_what_the_tasks_get(
+    world: ControllerInProcess, script: str, given: tuple[str, ...], says: str
+) -> None:
+    """A user who forgot --tpu would wait for a job that trains on a CPU."""
+    assert f"\niris-ray: {says}\n" in world.iris("submit", script, *given).stderr
 
 
 def test_submit_for_existing_resources_prints_nothing_more(world: ControllerInProcess, script: str) -> None:

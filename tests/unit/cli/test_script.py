@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
-from iris_ray.cli.run import as_task, users_part
+from iris_ray.actors.pool.gang_run import failure_error
+from iris_ray.cli.run import as_task, failure_told, users_part
 from iris_ray.cli.script import Script, find_target, print_error
 from iris_ray.errors import InvalidFunctionError, InvalidRequestError
+from iris_ray.model.outcomes import TpuRunError
 from tests.support.command_line import REPOSITORY
 
 PRINTS = "import sys\nprint(__name__, __file__, *sys.argv[1:])\n"
@@ -148,12 +151,31 @@ ray::SlicePoolManager() (pid=1)
 ValueError: no"""
     assert users_part(text).splitlines() == [
         "slice 0 (v4-16-0) worker 0: ValueError: no",
-        "ray::SlicePoolManager() (pid=1)",
+        "Traceback (most recent call last):",
         '  File "/home/me/train.py", line 6, in <module>',
         '    raise ValueError("no")',
         "ValueError: no",
     ]
     assert users_part("something else") == "something else"
+
+
+@pytest.mark.parametrize("earlier", [None, "train-1a2b3c4d attempt 1"])
+def test_run_repeats_no_traceback_that_was_shown(earlier: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = """Traceback (most recent call last):
+  File "train.py", line 9, in <module>
+    main()
+  File "train.py", line 6, in main
+    raise ValueError("no")
+ValueError: no
+"""
+    error = failure_error(
+        "train", "train-1a2b3c4d", "slice 0 worker 0: ValueError: no", TpuRunError("no", trace), earlier
+    )
+    with pytest.raises(click.exceptions.Exit), failure_told("train"):
+        raise pickle.loads(pickle.dumps(error)).as_instanceof_cause()
+    shown = capsys.readouterr().err
+    assert ("main()" in shown) == (earlier is None)
+    assert 'File "train.py", line 6, in main\n    raise ValueError("no")\nValueError: no\n' in shown
 
 
 def test_logged_error_has_user_frames_and_causes(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

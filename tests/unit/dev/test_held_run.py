@@ -132,6 +132,18 @@ def test_variable_that_acts_at_start_gets_fresh_process(hosts: HeldHosts) -> Non
     assert hosts.run(*words, PYTHONHASHSEED="0")[1] == ["0 False\n"] * 2
 
 
+def test_path_of_python_chooses_the_interpreter(hosts: HeldHosts, tmp_path: Path) -> None:
+    """One that the hosts lack, such as that of a laptop's environment, is the task's, and a line says so."""
+    other = tmp_path / "python"
+    other.write_text("#!/bin/sh\necho another python: $2\n")
+    other.chmod(0o700)
+    assert hosts.run(str(other), "-c", "print(1)") == (0, ["another python: print(1)\n"] * 2, [""] * 2)
+    warm = ("-c", "import sys; print('colorsys' in sys.modules)")
+    assert hosts.run(sys.executable, *warm) == (0, ["True\n"] * 2, [""] * 2)
+    absent = f"iris-ray: /no/where/python is not on this host; the task's Python runs, {sys.executable}\n"
+    assert hosts.run("/no/where/python", *warm) == (0, ["True\n"] * 2, [absent] * 2)
+
+
 def test_programs_read_what_is_given_as_input(hosts: HeldHosts) -> None:
     data = b"x" * 300_000  # more than a pipe takes
     with hosts.begin("python", "-c", "import sys; print(len(sys.stdin.read()))") as run:

@@ -223,6 +223,18 @@ def test_shell_completes_commands_and_options(typed: str, wanted: str) -> None:
         (["submit", __file__, "--json", "--follow"], "leave out --follow"),
         (["run", __file__, "v4-16", "--env", "1=2"], "NAME=VALUE"),
         (["host", "drain", "v4-16-0", "not a name"], "is not the name of a taint"),
+        (["run", __file__, "v4-16", "--env", "=2"], "--env =…: no name of a variable"),
+        (["run", "python", __file__, "v4-16"], "python is left out: give a script"),
+        (["run", "/usr/bin/python3.12", __file__, "v4-16"], "/usr/bin/python3.12 is left out: give a script"),
+        (["run", __file__, "v4-16", "--steps=3"], "If it is the script's own, write it after --: ... -- --steps=3 ..."),
+        (["exec", "job-1", "ls", "-la"], "If it is the command's own, write it after --: ... -- -la ..."),
+        (["shell", "job-1", "-x"], "If it is the command's own, write it after --: ... -- -x ..."),
+        (["dev", "run", "mine", "python", "-V"], "If it is the command's own, write it after --: ... -- -V ..."),
+        (["dev", "hold", "v4-16", "--namme", "mine"], "'--namme'. Did you mean one of: '--name', '--team'? See"),
+        (["dev", "hodl", "v4-16"], "there is no command 'hodl'; did you mean hold?"),
+        (["dev", "v4-1"], "'v4-1' is not a TPU type"),
+        (["logs", "job-1", "first"], "Invalid value for TASK: 'first' is not a whole number"),
+        (["serve", "nothing.toml"], "nothing.toml can't be read: No such file or directory\n"),
     ],
 )
 def test_typo_is_bad_usage_and_the_line_says_how_to_mend_it(arguments: list[str], said: str) -> None:

@@ -122,7 +122,7 @@ def test_copy_from_host_that_fails_changes_nothing(world: ControllerInProcess, t
     (tmp_path / "target").write_text("before")
     monkeyed = tmp_path / "unreadable"
     done = world.iris("cp", f"{JOB}:{monkeyed}", str(tmp_path / "target"), code=USAGE, quotes=True)
-    assert f"there is no {monkeyed} on the task's host" in done.stderr
+    assert f"iris-ray: there is no {monkeyed} on the task's host" in done.stderr
     assert (tmp_path / "target").read_text() == "before"
     assert left_behind(tmp_path) == []
 
@@ -144,4 +144,4 @@ def test_copy_that_can_not_work_is_refused(world: ControllerInProcess, words: tu
 def test_missing_directory_there_is_named(world: ControllerInProcess, tmp_path: Path) -> None:
     (tmp_path / "data").write_text("x")
     done = world.iris("cp", str(tmp_path / "data"), f"{JOB}:/no/such/x", code=USAGE, quotes=True)
-    assert "there is no directory /no/such on the task's host" in done.stderr
+    assert "iris-ray: there is no directory /no/such on the task's host" in done.stderr

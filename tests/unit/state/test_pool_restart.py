@@ -7,6 +7,7 @@ from iris_ray.actors.protocol.messages import JobView, ProcessSpec, RunRequest
 from iris_ray.errors import JobCancelledError
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId, JobState
+from iris_ray.model.tracebacks import SeenTracebacks
 from iris_ray.state.attempt_ends import MOST_LAUNCHES_BEFORE_A_RUN, QUICK_ENDS_ARE_FAILURES, RETURNING_S
 from iris_ray.state.events import PoolRestartedEvent, SliceHeldEvent
 from iris_ray.state.instructions import DropSpare, Instructions, StopAttempt
@@ -123,7 +124,7 @@ async def test_gang_with_lost_result_does_not_explain_jobs_end() -> None:
             return JobView(JobState.SUCCEEDED, 1, 0, 0, 0, REASON, JobState.WORKER_FAILED)
 
     request = RunRequest(tasks_spec(), b"", {}, ProcessSpec(), 60.0)
-    gang = GangRun(None, Controller(), None, request, 1, lambda: None)  # type: ignore[arg-type]
+    gang = GangRun(None, Controller(), None, request, 1, lambda: None, SeenTracebacks())  # type: ignore[arg-type]
     gang.wake()
     error = await gang.run()
     assert isinstance(error, JobCancelledError)

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import gc
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -386,3 +388,40 @@ async def test_cancelled_calls_do_not_pile_up_behind_threads_that_hang() -> None
         gate.set()
         await asyncio.gather(*stuck)
         assert await part.in_thread(int) == 0
+
+
+# -- the end of the process --------------------------------------------------------------------------------------------
+
+ACTOR_THAT_ENDS = """
+import asyncio, threading
+from iris_ray.actors.calls.background import BackgroundTasks
+from iris_ray.actors.calls.service_parts import RunningParts, ServicePart
+from iris_ray.actors.protocol.services import Service
+
+class Waits(ServicePart):
+    async def run(self):
+        await asyncio.Event().wait()
+
+async def begin():
+    parts = RunningParts([(Service("waits"), "__main__:Waits")], lambda kind, running: kind())
+    for work, what in parts.works():
+        background.start(work, what)
+    await asyncio.sleep(0.1)
+    print(parts.health())
+
+background, loop = BackgroundTasks(), asyncio.new_event_loop()
+thread = threading.Thread(target=loop.run_forever)
+thread.start()
+asyncio.run_coroutine_threadsafe(begin(), loop).result()
+loop.call_soon_threadsafe(loop.stop)  # as Ray ends the event loops of an actor, without an end of their tasks
+thread.join()
+"""
+
+
+def test_end_of_the_process_is_silent() -> None:
+    """The users would see what asyncio says of the actors of their jobs, in their terminal."""
+    done = subprocess.run(
+        [sys.executable, "-c", ACTOR_THAT_ENDS], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "trouble=None, failures=0" in done.stdout
+    assert done.stderr == ""

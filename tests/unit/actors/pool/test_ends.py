@@ -12,6 +12,7 @@ import pytest
 from iris_ray.actors.host.chips import NotFree
 from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.pool import reserved_slice
+from iris_ray.actors.pool.gang_run import NO_RETRIES
 from iris_ray.actors.pool.reserved_slice import KEPT_S, SHARED_IDLE_S
 from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.actors.protocol.messages import JobView, ProcessSpec
@@ -58,6 +59,48 @@ async def test_failure_by_the_jobs_own_doing_costs_a_failure(
     with pytest.raises(kind, match=words):
         await cluster.run("fails", (slices,), work)
     assert await cluster.charged("fails") == (1, 0)
+
+
+@played()
+async def test_each_failed_attempt_says_at_once_why(cluster: VirtualCluster, caplog: pytest.LogCaptureFixture) -> None:
+    """Otherwise a user with a typo in the script would see no traceback until the last retry."""
+
+    def shard(attempt: int) -> None:
+        raise ValueError(f"no shard in attempt {attempt}")
+
+    async def work(task: Task) -> None:
+        await asyncio.sleep(1.0)
+        if task.info.attempt == 3:
+            raise KeyError("another")
+        shard(task.info.attempt)
+
+    caplog.set_level("INFO", "iris_ray.actors.pool.gang_run")
+    with pytest.raises(ValueError, match="job attempt 1 ended with the same traceback:"):
+        await cluster.run("job", (1,), work, max_retries_failure=3)
+    first, second, third, last = [m for m in caplog.messages if " ended: " in m]
+    assert "ValueError: no shard in attempt 1 [failure 1, 3 retries left; trying again]\n" in first
+    assert "\n    raise ValueError(f" in first
+    assert first.splitlines()[-2:] == [
+        "ValueError: no shard in attempt 1",
+        f"job attempt 1: {NO_RETRIES}",
+    ]
+    assert second.endswith("no shard in attempt 2 (as job attempt 1) [failure 2, 2 retries left; trying again]")
+    assert "[failure 3, 1 retry left; trying again]\n" in third
+    assert third.endswith("\nKeyError: 'another'")
+    assert last.endswith("no shard in attempt 4 (as job attempt 1) [failure 4, 0 retries left; job FAILED]")
+
+
+@played()
+async def test_single_failure_is_left_to_the_caller(cluster: VirtualCluster, caplog: pytest.LogCaptureFixture) -> None:
+    async def work(task: Task) -> None:
+        raise ValueError("no shard")
+
+    caplog.set_level("INFO", "iris_ray.actors.pool.gang_run")
+    with pytest.raises(ValueError, match="no shard") as raised:
+        await cluster.run("job", (1,), work)
+    (only,) = [m for m in caplog.messages if " ended: " in m]
+    assert only.endswith("ValueError: no shard [failure 1, 0 retries left; job FAILED]")
+    assert "ended with the same" not in str(raised.value)
 
 
 @played()
