@@ -173,18 +173,22 @@ def _taking_nothing(gangs: Iterable[WaitingGang], groups: Collection[str]) -> li
     return [replace(one, may_take=False) if one.group and one.group in groups else one for one in gangs]
 
 
-def demand_of(state: ControllerState, waits: Iterable[tuple[Job, PendingReason]], now: float) -> list[WaitingGang]:
+def demand_of(
+    state: ControllerState, waits: Iterable[tuple[Job, PendingReason]], now: float, last: str = ""
+) -> list[WaitingGang]:
     """Return the gangs that wait for slices, in their order; see `waiting_gangs` and `within_limits`."""
     quotas = TeamQuotas(state.teams, state.fleet, now)
     allowances = Allowances(state.limits, math.inf, quotas)  # the cluster may become larger than a limit
-    return within_limits(waiting_gangs(waits, state.fleet), state.jobs, allowances)
+    return within_limits(waiting_gangs(waits, state.fleet), state.jobs, allowances, last)
 
 
 LOOKED_AT = 1000
 """The number of gangs whose limits `within_limits` looks at."""
 
 
-def within_limits(gangs: Sequence[WaitingGang], jobs: Mapping[str, Job], allowances: Allowances) -> list[WaitingGang]:
+def within_limits(
+    gangs: Sequence[WaitingGang], jobs: Mapping[str, Job], allowances: Allowances, last: str = ""
+) -> list[WaitingGang]:
     """Return the gangs. A gang that would exceed a limit, once the gangs before it run, may not take others' slices.
 
     Nor may the other gangs of its group.
@@ -193,6 +197,8 @@ def within_limits(gangs: Sequence[WaitingGang], jobs: Mapping[str, Job], allowan
         gangs: in their order.
         jobs: all jobs, by id.
         allowances: what each user and team may still get; this call changes it.
+        last: the id of a job that starts alone, if only its gang is of interest: the limits of gangs that don't affect
+            it are not looked at.
     """
 
     found = [replace(gang, may_take=False) if n >= LOOKED_AT else gang for n, gang in enumerate(gangs)]
@@ -209,9 +215,11 @@ def within_limits(gangs: Sequence[WaitingGang], jobs: Mapping[str, Job], allowan
         count = allowances.most_once_left(job, chips, gang.times)
         if count:
             allowances.granted(job, {TPU: count * chips})
-        found[number] = replace(gang, may_take=gang.may_take and count == gang.times)
         if count < gang.times:
+            found[number] = replace(gang, may_take=False)
             beyond.add(gang.group)
+        if gang.job_id == last:
+            break
     return _taking_nothing(found, beyond)
 
 

@@ -122,7 +122,8 @@ def promise_for(
     before = reserved_slices(job, state.fleet) if job is not None else ()
     if job is not None and job.promise is not None and before and job.promise.is_firm:
         return None if wanted.chips else PromiseEvent(wanted.job_id, (), reason="it needs the slices no more")
-    gang = next((one for one in demand_of(state, waits, now) if one.job_id == wanted.job_id), None)
+    demand = demand_of(state, waits, now, last=wanted.job_id)
+    gang = next((one for one in demand if one.job_id == wanted.job_id), None)
     if job is None or not wanted.chips or gang is None or not (gang.may_take and gang.may_reserve):
         if before:
             return PromiseEvent(wanted.job_id, (), reason="it needs the slices no more")

@@ -30,6 +30,11 @@ JOIN_S, BROKEN_S, STUCK_S = 1800.0, 300.0, 3600.0
 may be PROVISIONING."""
 
 
+_NEVER_ASKED = 0.0, ""
+_Alike = tuple[str, int, bool, tuple[str, ...]]
+"""A type, how many slices of it are missing, whether others may be taken, and why jobs have left none before."""
+
+
 @dataclass(frozen=True, slots=True)
 class Joined:
     """A slice with hosts in the cluster.
@@ -68,6 +73,7 @@ def plan(
         unlisted: the locations that could not be asked now; ``found`` has their slices as they were last seen.
     """
     ours = {one.name: one for one in found if settings.owns(one)}
+    config_of = {name: settings.config_of(name) for name in ours}
     for name, asked in list(history.unconfirmed.items()):
         is_late = now - asked.asked_at > ARRIVAL_S and asked.location not in unlisted  # it may be there unseen
         if name in ours or is_late or settings.config_of(name) is None:
@@ -79,7 +85,7 @@ def plan(
     firm = frozenset(name for gang in demand or () for name in (*gang.kept, *gang.removes))
     reserved = firm | {name for gang in demand or () for name in gang.holds}
     types: dict[str, _TypePlan] = {}
-    idle = (settings.config_of(name) for name in ours if name in there and not there[name].in_use)
+    idle = (config_of[name] for name in ours if name in there and not there[name].in_use)
     too_large = _too_large(settings, demand or (), Counter(config.name for config in idle if config))
     possible = [one for one in demand or () if one.group not in too_large]
     refused = (one for one in demand or () if one.group in too_large and one.missing)
@@ -88,7 +94,7 @@ def plan(
         gangs = None if demand is None else [one for one in possible if one.tpu_type == config.name]
         about = settings, config, gangs, there, ledger, history, unlisted, now, date, reserved
         of_type = types[config.name] = _TypePlan(*about)
-        of_config = (one for one in ours.values() if settings.config_of(one.name) == config)
+        of_config = (one for name, one in ours.items() if config_of[name] == config)
         mine = [one for one in of_config if not _has_left(one, there, history, now)]
         actions += [*of_type.sort_out(mine), *of_type.move_on(), *of_type.release()]
     leaving = {action.name for action in actions if isinstance(action, Delete)}
@@ -100,6 +106,7 @@ def plan(
     )
     if demand is not None:
         history.forget_promises_but({gang.job_id for gang in demand}, now)
+    in_vain: dict[_Alike, str] = {}  # gangs that got nothing since anything was given to one, with the limit
     for group, some in groupby(possible, key=lambda one: one.group):
         gangs = [*some]
         served = [(types[gang.tpu_type], gang) for gang in gangs if gang.tpu_type in types]
@@ -109,9 +116,17 @@ def plan(
             if len(served) < len(gangs) or not _start_together(served, ledger, shared):
                 served = [(of_type, replace(gang, may_take=False)) for of_type, gang in served]
         for of_type, gang in served:
+            alike = of_type.alike(gang)
+            if alike is not None and alike in in_vain:
+                of_type.left_out[in_vain[alike]].append(gang.missing)
+                continue
             if not group:
                 of_type.claim(gang, shared)
-            of_type.serve(gang, shared)
+            limit = of_type.serve(gang, shared)
+            if alike is None or limit is None:
+                in_vain.clear()
+            else:
+                in_vain[alike] = limit
     return [*actions, *(action for of_type in types.values() for action in of_type.obtain())]
 
 
@@ -204,6 +219,7 @@ class _TypePlan:
     actions: list[Action] = field(default_factory=list)
     paused: Counter[tuple[str, str]] = field(default_factory=Counter)
     left_out: dict[str, list[int]] = field(default_factory=dict)
+    _possible: dict[tuple[int, int], bool] = field(default_factory=dict)  # by the slices that a gang misses and has
 
     # -- sources ---------------------------------------------------------------------------------------------------
 
@@ -389,30 +405,48 @@ class _TypePlan:
                 return True
         return False
 
-    def serve(self, gang: WaitingGang, shared: SharedChips) -> None:
-        """Request the slices that complete a gang, within all limits; or take their chips back from other types."""
-        taking = TakingBack(gang, self.config, self.ledger, self.history, shared, self.now)
+    def alike(self, gang: WaitingGang) -> "_Alike | None":
+        """Return what decides whether a gang gets slices, for gangs of which no other thing has to be known.
+
+        If one that is alike has got nothing, and nothing was given to any gang since, it gets nothing for the same
+        reason. Return None for a gang that has free slices or reserved ones, may have some, or may get requested ones.
+        """
+        is_simple = not (gang.there or gang.holds or gang.removes or gang.may_reserve or gang.group or self.spare)
+        if not is_simple or gang.times > 1 or not gang.missing or gang.job_id in self.history.promises:
+            return None
+        asked = (self.history.lacking.get((gang.job_id, source.key), _NEVER_ASKED) for source in self.settings.sources)
+        return self.config.name, gang.missing, gang.may_take, tuple(why for _, why in asked)
+
+    def serve(self, gang: WaitingGang, shared: SharedChips) -> str | None:
+        """Request the slices that complete a gang, within all limits; or take their chips back from other types.
+
+        Return the limit if it can't be completed.
+        """
+        taking, limit = TakingBack(gang, self.config, self.ledger, self.history, shared, self.now), None
         taking.keep_promise()
-        for _ in range(gang.times):
+        for number in range(gang.times):
             given = min(self.spare, gang.missing)
             short = gang.missing - given
             if short and not self._obtain(short, self.why, taking):
                 limit = self.ledger.limits(self.config, short) + taking.why_not(short)
-                self.left_out.setdefault(limit, []).append(gang.missing)
-            else:
-                self.spare -= given
+                self.left_out.setdefault(limit, []).extend([gang.missing] * (gang.times - number))
+                break  # nothing has changed, so the others get nothing either
+            self.spare -= given
         self.actions += taking.finish()
+        return limit
 
     def _is_possible(self, gang: WaitingGang) -> bool:
         """Return whether a gang could ever have what it misses, if only the slices that it would use were held.
 
         Those may be slices of others, or of other sources.
         """
-        free = self.free
-        if gang.missing + min(gang.there, free.total()) > self.settings.most_of(self.config):
-            return False
-        slices = [(source.chips, gang.missing + min(gang.there, free[source.key])) for source in self.settings.sources]
-        return any(chips is None or n * self.config.chip_count <= chips for chips, n in slices)
+        free, key = self.free, (gang.missing, gang.there)
+        if key not in self._possible:
+            most = self.settings.most_of(self.config)
+            slices = [(one.chips, gang.missing + min(gang.there, free[one.key])) for one in self.settings.sources]
+            fits = any(chips is None or n * self.config.chip_count <= chips for chips, n in slices)
+            self._possible[key] = fits and gang.missing + min(gang.there, free.total()) <= most
+        return self._possible[key]
 
     def _is_free(self, name: str) -> bool:
         return name in self.joined and not self.joined[name].in_use and not self.joined[name].closed

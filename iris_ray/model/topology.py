@@ -26,7 +26,7 @@ import reprlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from math import isqrt
 from typing import Final
 
@@ -215,6 +215,14 @@ def get_tpu_config(tpu_type: str) -> TPUConfig:
         >>> get_tpu_config("TPU-v5e-16").name
         'v5litepod-16'
     """
+    if not isinstance(tpu_type, str):
+        raise _unknown(tpu_type, f"a string is needed, not {type(tpu_type).__name__}", _examples(_RULES))
+    return _config(tpu_type)
+
+
+@lru_cache(maxsize=1024)
+def _config(tpu_type: str) -> TPUConfig:
+    """Return the configuration of a TPU type; cached, because it is asked for often in large queues."""
     rule, size = _parse(tpu_type)
     if size not in rule.sizes():
         raise _unknown(tpu_type, rule.explain_sizes(), rule.nearest(size))
@@ -281,8 +289,6 @@ def _tileable_boxes(volume: int) -> Iterator[tuple[int, int, int]]:
 
 def _parse(name: str) -> tuple[_Generation, int]:
     """Parse a name into its generation's rule and its size, which may be invalid."""
-    if not isinstance(name, str):
-        raise _unknown(name, f"a string is needed, not {type(name).__name__}", _examples(_RULES))
     spelled = _SPELLING.fullmatch(name.strip().lower())
     if spelled is None:
         raise _unknown(name, "a type is a generation, a hyphen and a size", _examples(_RULES))

@@ -57,6 +57,11 @@ class _Allowance:
         promised = self.promised | self.expected if expected else self.promised
         return self.chips + sum(more for job_id, more in promised.items() if job_id != job.spec.job_id)
 
+    @property
+    def most_jobs_beside(self) -> int:
+        """A number that `jobs_beside` never exceeds."""
+        return len(self.running) + len(self.started) + len(self.promised) + len(self.expected)
+
     def jobs_beside(self, job: Job, expected: bool = False) -> int:
         """Return the number of the user's other jobs that run or have promised (optionally expected) hosts."""
         promised = self.promised.keys() | self.expected.keys() if expected else self.promised.keys()
@@ -170,9 +175,10 @@ class Allowances:
         """
         if (mine := self._allowance(job)) is None:
             return None
-        jobs = mine.jobs_beside(job, expected)
-        if mine.is_new(job, once_left) and jobs >= mine.most_jobs:
-            return ReachedLimit(*_account(job), "running jobs", mine.most_jobs, jobs, 1)
+        if mine.most_jobs_beside >= mine.most_jobs and mine.is_new(job, once_left):
+            jobs = mine.jobs_beside(job, expected)
+            if jobs >= mine.most_jobs:
+                return ReachedLimit(*_account(job), "running jobs", mine.most_jobs, jobs, 1)
         if chips and rounded(mine.chips_beside(job, expected) - freed + chips) > mine.most_chips:
             return self.short_of_chips(job, chips)
         return None

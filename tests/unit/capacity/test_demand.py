@@ -9,6 +9,7 @@ from iris_ray.capacity.demand import (
     ARRIVAL_S,
     Arrivals,
     WaitingGang,
+    demand_of,
     missing_slices,
     net_demand,
     slices_in,
@@ -86,6 +87,31 @@ def test_missing_for_many_equal_jobs_is_fast() -> None:
     reasons = world.plan().pending_reasons
     waits = [(world.state.jobs[job_id], why) for job_id, why in reasons.items()]
     assert calls(lambda: missing_slices(waits, world.state.fleet)) < 10 * len(waits)
+
+
+def test_demand_up_to_a_job_looks_at_no_limits_behind_it() -> None:
+    world = World("a")
+    for number in range(100):
+        world.submit(f"job-{number}")
+    state, reasons = world.state, world.plan().pending_reasons
+    waits = [(state.jobs[job_id], why) for job_id, why in reasons.items()]
+
+    def demand(last: str = "") -> list[WaitingGang]:
+        return demand_of(state, waits, 0.0, last=last)
+
+    assert demand("job-50")[:51] == demand()[:51]
+    assert calls(lambda: demand("job-1")) < calls(demand) / 2
+
+
+def test_promised_jobs_are_not_counted_if_they_are_too_few_for_the_limit() -> None:
+    world = World("a")
+    jobs = [world.submit(f"job-{number}") for number in range(100)]
+    state = world.state
+    allowances = Allowances(state.limits, inf, TeamQuotas(state.teams, state.fleet, 0.0))
+    for job in jobs[1:]:
+        allowances.promised(job, 4.0)
+    assert calls(lambda: allowances.limit_once_left(jobs[0], 0.0)) < 50
+    world.state.check()
 
 
 def test_missing_separates_types_and_counts_single_tasks_by_hosts() -> None:

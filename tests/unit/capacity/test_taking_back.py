@@ -14,9 +14,12 @@ from iris_ray.capacity.provisioning_history import NOT_LEFT_S, ProvisioningHisto
 from iris_ray.capacity.reservations import GONE_S, TAKEN_AFTER_S
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.topology import get_tpu_config
+from tests.support.costs import calls
 from tests.support.provisioning import BUSY, FREE, HERE, PARTLY, SETTINGS, Q, creates, deletes, name, queued, waits
 
 RES = Source.reserved(f"{HERE}/reservations/res:64")
+TYPES = tuple(map(get_tpu_config, ("v6e-16", "v6e-32", "v6e-64")))
+OF_RESERVATION = replace(SETTINGS, configs=TYPES, sources=(RES,), most=9, idle_s=1e6)
 LONG = 1000.0
 LARGE = WaitingGang("v6e-64", 1, "large")
 
@@ -42,9 +45,7 @@ def take(
 ) -> list[Action]:
     """The plan for some gangs, after all slices that are idle have been so for a while."""
     history = history or ProvisioningHistory()
-    types = tuple(map(get_tpu_config, ("v6e-16", "v6e-32", "v6e-64")))
-    values: dict[str, Any] = {"configs": types, "sources": (RES,), "most": 9, "idle_s": 1e6}
-    chosen = replace(SETTINGS, **(values | changes))
+    chosen = replace(OF_RESERVATION, **changes)
     there = {one.name: FREE for one in found if one.state is Q.ACTIVE} if joined is None else joined
     plan(chosen, (), found, there, history, 0.0, 1.7e9)
     return plan(chosen, gangs, found, there, history, idle_for, 1.7e9 + idle_for)
@@ -133,6 +134,31 @@ def test_idle_slices_of_a_gang_that_the_source_can_never_serve_are_deleted_as_id
     """It needs 128 chips of a reservation of 64."""
     actions = take([WaitingGang("v6e-16", 8, "too large")], *FOUR, idle_s=600.0)
     assert sorted(deletes(actions)) == [one.name for one in FOUR]
+
+
+def test_gangs_alike_that_get_nothing_are_looked_at_once() -> None:
+    def cost(count: int) -> int:
+        gangs = [WaitingGang("v6e-16", 1, f"job {number}") for number in range(count)]
+        joined = {one.name: BUSY for one in FOUR}
+        return calls(lambda: take(gangs, *FOUR, joined=joined))
+
+    assert cost(1000) - cost(500) < 500 * 20
+
+
+def test_gangs_alike_wait_for_their_own_reasons() -> None:
+    """Of gangs that are alike, one may have been refused slices of lower bands, and chips may be kept in between."""
+    history, there = ProvisioningHistory(), {one.name: BUSY for one in FOUR}
+    history.not_left("second", RES.key, LONG, "they are new")
+    small_gangs = [WaitingGang("v6e-16", 1, job) for job in ("first", "second", "third")]
+    actions = waits(plan(OF_RESERVATION, small_gangs, FOUR, there, history, LONG, 1.7e9))
+    full = "64 of the 64 chips of res in here are asked for or held (--reservation)"
+    assert [full in wait for wait in actions] == [True, True]
+    assert ["they are new" in wait for wait in actions] == [False, True]
+    idle = there | {name(0): FREE, name(1): FREE}
+    kept = WaitingGang("v6e-32", 1, "medium")
+    some = take([small_gangs[0], kept, small_gangs[2]], *FOUR, joined=idle)
+    assert taken(some) == {name(0): "medium", name(1): "medium"}
+    assert ["kept for medium" in wait for wait in waits(some)] == [False, True]
 
 
 # -- groups of jobs ----------------------------------------------------------------------------------------------------

@@ -344,3 +344,8 @@ def test_unknown_type_error_survives_pickling() -> None:
     with pytest.raises(UnknownTPUTypeError) as caught:
         get_tpu_config("v4-31")
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_configuration_of_a_type_is_computed_once() -> None:
+    """A plan of a provisioner asks for it once for each job that waits."""
+    assert get_tpu_config("v4-32") is get_tpu_config("v4-32")
