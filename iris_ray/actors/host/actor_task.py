@@ -55,5 +55,8 @@ class ActorProcess:
     def exit_code(self) -> int | None:
         return None
 
+    async def left_nothing(self) -> bool:
+        return False
+
     def close(self) -> None:
         """Nothing is left to do."""
