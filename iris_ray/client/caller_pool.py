@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.controller_client import begin_to_start_controller
 from iris_ray.actors.calls.names import NAMESPACE, detached_pool
-from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
+from iris_ray.actors.pool.actor import SlicePoolManager
 from iris_ray.actors.protocol.messages import RunRequest, with_stored_function
 from iris_ray.actors.protocol.payloads import INLINE_BYTES
 from iris_ray.actors.protocol.pool_interface import PoolInterface

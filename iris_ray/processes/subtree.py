@@ -12,10 +12,12 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 GONE_OR_ANOTHER_USERS = FileNotFoundError, ProcessLookupError, PermissionError
+KERNEL_LISTS_CHILDREN = os.path.exists("/proc/thread-self/children")
+"""Whether the kernel lists the children of a thread. Most kernels do."""
 AGAIN_S, SLOWLY_S = 0.004, 0.5
 BRISK_S = 5.0
 """The time after which descendants are killed less often: the rest wait for a disk, or belong to another user."""
@@ -116,14 +118,36 @@ def _has_children() -> bool:
     return True
 
 
+def has_orphans(forks: Collection[int]) -> bool:
+    """Return whether this process, which takes orphans, has a child besides these that it has forked itself.
+
+    If not, none of its forks that it has reaped has left a descendant. True if the kernel can't tell. Children must end
+    nowhere but in `reap` meanwhile: the kernel's list of them may miss some while others leave it.
+    """
+    return not KERNEL_LISTS_CHILDREN or not set(children(os.getpid())) <= set(forks)
+
+
+def children(pid: int) -> list[int]:
+    """Return the children of a process; none if it has ended.
+
+    Raises:
+        OSError: as `read_of_process`.
+    """
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except GONE_OR_ANOTHER_USERS:
+        return []
+    return [int(child) for thread in threads for child in read_of_process(pid, f"task/{thread}/children").split()]
+
+
 def descendants(root: int) -> list[int]:
     """Return the pids of all descendants of a process, zombies included, parents before their children."""
-    children: dict[int, list[int]] = {}
+    by_parent: dict[int, list[int]] = {}
     for pid in pids():
         if fields := stat_fields(pid):
-            children.setdefault(int(fields[1]), []).append(pid)
+            by_parent.setdefault(int(fields[1]), []).append(pid)
     found, generation = [], [root]
-    while generation := [child for pid in generation for child in children.pop(pid, ())]:
+    while generation := [child for pid in generation for child in by_parent.pop(pid, ())]:
         found += generation
     return found
 

@@ -24,7 +24,7 @@ from typing import ClassVar
 from weakref import WeakValueDictionary
 
 from iris_ray.processes.identity import ProcessIdentity, ProcessStat, environ_of, stat_of, wait_until_ended
-from iris_ray.processes.subtree import GONE_OR_ANOTHER_USERS, pids, read_of_process
+from iris_ray.processes.subtree import KERNEL_LISTS_CHILDREN, children, pids, read_of_process
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +34,6 @@ FORK_MARK = "iris-ray-task-"
 """The name of the memory that a task's process and its forks have mapped is this, then the token."""
 LOOKS = 3
 """The number of looks of a listing: a daemon may start while its parent, already seen, ends."""
-KERNEL_LISTS_CHILDREN = os.path.exists("/proc/thread-self/children")
-"""Whether the kernel lists the children of a thread. Most kernels do."""
 
 _MARKS = re.compile(FORK_MARK.encode() + rb"([^ \n]+) ")
 
@@ -120,10 +118,10 @@ class ProcessTree:
             todo = set(self._known)
             while todo:
                 process = todo.pop()
-                children = [child for pid in children_of(process.pid) if (child := stat_of(pid)) is not None]
+                stats = [child for pid in children(process.pid) if (child := stat_of(pid)) is not None]
                 if process.exists():  # checked after reading its children, so they are this process's
                     found.add(process)
-                    todo |= {child.identity for child in children if child.parent == process.pid} - found
+                    todo |= {child.identity for child in stats if child.parent == process.pid} - found
             self._known = frozenset(found)
 
     def search(self, just_ended: bool = False, listing: "Listing | None" = None) -> list[ProcessIdentity]:
@@ -248,19 +246,6 @@ def _tokens_of(stat: ProcessStat, variable: str | None) -> list[bytes]:
     if (own := ProcessTree.token_of_root(stat.identity)) is not None:  # to read all that it has mapped takes long
         return [*tokens, own.encode()]
     return [*tokens, *_MARKS.findall(read_of_process(stat.pid, "maps"))]
-
-
-def children_of(pid: int) -> list[int]:
-    """Return the pids of a process's children; none if it has ended, or the kernel does not list them.
-
-    Raises:
-        OSError: as `read_of_process`.
-    """
-    try:
-        threads = os.listdir(f"/proc/{pid}/task")
-    except GONE_OR_ANOTHER_USERS:
-        return []
-    return [int(child) for thread in threads for child in read_of_process(pid, f"task/{thread}/children").split()]
 
 
 # -- end the processes -------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from iris_ray.actors.calls.ray_internals import on_host
 from iris_ray.actors.host.directories import host_directory
 from iris_ray.actors.host.exit_status import WatchedProcess
 from iris_ray.actors.host.redirect import started_tasks
+from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.errors import CommandNotFoundError, IrisError, SessionError, TaskNotRunningError, TooManySessionsError
 from iris_ray.fair_limits import leaves_room
 from iris_ray.model.lifecycle import TaskAttemptId
@@ -97,6 +98,8 @@ class HostSession:
         environ, token = beside.for_commands(command.term), beside.environ.get(TOKEN_VARIABLE, "")
         arguments = words, environ, beside.directory, token, command.size, command.takes_input
         try:
+            if (prefix := beside.environ.get(TaskFiles.VARIABLE)) is not None:
+                TaskFiles(prefix).expect_members()
             return await self._opened(RunningCommand.start, *arguments)
         except (OSError, subprocess.SubprocessError) as error:
             raise SessionError(f"the task's host can't start the command: {error}") from None

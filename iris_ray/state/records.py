@@ -23,7 +23,7 @@ from iris_ray.model.job_spec import FIELDS_OF_A_JOB
 from iris_ray.model.jobs import Allocation, Gang, Job, Task
 from iris_ray.model.lifecycle import AttemptId
 
-RECORD_VERSION = 18
+RECORD_VERSION = 19
 """Increase this whenever the fields or the module of a class inside a record change; a test compares them with lists.
 The header itself has a checksum of the fields of a `JobSpec`."""
 

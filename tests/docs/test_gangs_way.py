@@ -12,6 +12,7 @@ ENTRANCES = {
     "client/run_on_pod.py",
     "actors/controller/pool_calls.py",  # the pool calls these methods by their names
     "actors/controller/event_processor.py",  # `ControllerProcess` hands it to them
+    "actors/pool/slice_pool_manager.py",  # `actors/pool/actor.py` names it, and imports it in its own process only
     "actors/host/zygote.py",  # the host runs it as a script
 }
 """Files that need not be imported by another one on the way."""

@@ -248,6 +248,9 @@ class ChildRunner:
     def kill(self) -> None:
         self._child.process.kill()
 
+    async def left_nothing(self) -> bool:
+        return False
+
     def exit_code(self) -> int | None:
         return None
 

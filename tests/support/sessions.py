@@ -28,10 +28,11 @@ _TASK = """
     (Path(directory) / "tasks").mkdir(exist_ok=True)
     os.environ |= {"WHO": f"task {index}", "MEGASCALE_NUM_SLICES": "2", "JAX_PLATFORMS": "tpu,cpu"}
     os.environ |= {TOKEN_VARIABLE: token, "IRIS_COORDINATOR_ADDRESS": "10.0.0.1:1234", "PATH": "/usr/bin:/bin"}
-    os.environ[TaskFiles.VARIABLE] = "files"
+    files = TaskFiles.of_process(Path(directory), os.getpid())
+    os.environ[TaskFiles.VARIABLE] = files.prefix
     os.chdir(work)
     keep_surroundings()
-    StartedTask(job, int(index), int(attempt), 4, "").write(TaskFiles.of_process(Path(directory), os.getpid()))
+    StartedTask(job, int(index), int(attempt), 4, "").write(files)
     print("ready", flush=True)
     time.sleep(600)
 """

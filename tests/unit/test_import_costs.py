@@ -14,7 +14,18 @@ for service in installed_services():
 LIGHT = {
     "a caller": (
         "import iris_ray.client.run_on_pod, iris_ray.client.client",
-        {"iris_ray.scheduler.scheduler", "iris_ray.state.controller_state", "aiohttp", "tenacity"},
+        {
+            "iris_ray.scheduler.scheduler",
+            "iris_ray.state.controller_state",
+            "iris_ray.actors.pool.slice_pool_manager",
+            "iris_ray.actors.host.host_actor",
+            "aiohttp",
+            "tenacity",
+        },
+    ),
+    "a process that gets the handle of a pool": (
+        "import iris_ray.actors.pool.actor",
+        {"iris_ray.actors.pool.slice_pool_manager", "iris_ray.actors.host"},
     ),
     "a pool": (
         "import iris_ray.actors.pool.slice_pool_manager",

@@ -59,5 +59,8 @@ class ActorProcess:
     def orphans(self) -> list[ProcessIdentity]:
         return []
 
+    async def left_nothing(self) -> bool:
+        return False
+
     def close(self) -> None:
         """Nothing is left to do."""

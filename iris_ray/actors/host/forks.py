@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -28,7 +28,8 @@ from iris_ray.actors.protocol.messages import ProcessReady, TaskLaunch
 from iris_ray.framing import ConnectionLost, Frame, Frames
 from iris_ray.model.outcomes import EndKind, TaskEnd
 from iris_ray.processes.identity import ProcessIdentity, stat_of
-from iris_ray.processes.tree import TOKEN_VARIABLE, ProcessTree, children_of, end_processes
+from iris_ray.processes.subtree import children
+from iris_ray.processes.tree import TOKEN_VARIABLE, ProcessTree, end_processes
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,8 @@ ANSWER_S = 20.0
 """The time in which a zygote must fork; it does nothing else. It is long for a machine that is busy or swaps."""
 START_S = 120.0
 """The time for a zygote to start, and for each of its modules to be imported."""
+SOON_S = 1.0
+"""The time in which a zygote tells what a fork that has ended has left. After that, the host looks itself."""
 MOST_ASKED = 32
 """The limit for forks that are asked for at once: the kernel keeps some 250 packets for a process that reads slowly."""
 READ_BYTES = 1 << 18
@@ -149,12 +152,21 @@ class Fork:
     Attributes:
         pid: its number.
         code: the exit code that the zygote has told; None before that.
+        left_nothing: whether no process was left of this or any earlier fork that had ended, when the zygote told that.
+        over: set when the zygote has told its end, or has ended.
         is_wanted: whether somebody waits for its end.
     """
 
     pid: int
     code: int | None = None
+    left_nothing: bool = False
+    over: asyncio.Event = field(default_factory=asyncio.Event)
     is_wanted: bool = True
+
+    def ended(self, code: int, orphans: bool) -> None:
+        """Note what the zygote has told about its end."""
+        self.code, self.left_nothing = code, not orphans
+        self.over.set()
 
 
 class Zygote:
@@ -297,7 +309,7 @@ class Zygote:
         """
         if self.tree is None or self.ended or self._asked:
             return []
-        stats = (stat_of(pid) for pid in children_of(self.tree.pid) if pid not in self.forked)
+        stats = (stat_of(pid) for pid in children(self.tree.pid) if pid not in self.forked)
         return [stat.identity for stat in stats if stat and stat.parent == self.tree.pid and not stat.has_ended]
 
     def end(self) -> None:
@@ -345,7 +357,7 @@ class Zygote:
             case {"failed": why}:
                 self._answer(lambda asked: asked.set_exception(OSError(f"the host can't start a process now: {why}")))
             case {"ended": pid, "code": code} if pid in self.forked:
-                self.forked.pop(pid).code = code
+                self.forked.pop(pid).ended(code, said.get("orphans", True))
                 if self._why_retired is not None:
                     self._retire(self._why_retired)
             case {"pid": pid}:
@@ -375,6 +387,8 @@ class Zygote:
         self._channel.close()
         self._is_known.set()
         self._has_begun.set()
+        for fork in self.forked.values():
+            fork.over.set()
         waiting: list[asyncio.Future[Any]] = [self._ready, *self._asked]
         for one in waiting:
             if not one.done():
@@ -482,6 +496,12 @@ class ForkedProcess:
 
     def orphans(self) -> list[ProcessIdentity]:
         return self._zygote.orphans()
+
+    async def left_nothing(self) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SOON_S):
+                await self._fork.over.wait()
+        return self._fork.left_nothing
 
     def exit_code(self) -> int | None:
         return -signal.SIGKILL if self.zygote_ended else self._fork.code

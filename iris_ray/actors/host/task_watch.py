@@ -27,6 +27,7 @@ from iris_ray.actors.protocol.payloads import with_stored_payload
 from iris_ray.actors.protocol.task_files import (
     STATUS_CHARACTERS,
     TaskFiles,
+    may_exist,
     write_whole,
 )
 from iris_ray.model.goodput import MARKS, Marks, StepTime, with_step
@@ -84,6 +85,12 @@ class TaskRunner(Protocol):
         not known here.
         """
 
+    async def left_nothing(self) -> bool:
+        """Return whether the process, which has ended, surely has no descendant that runs.
+
+        False if that is not known. Processes that belong to its task in another way may run.
+        """
+
     def close(self) -> None:
         """Note that the process is gone."""
 
@@ -129,6 +136,7 @@ class TaskWatch:
         self._background = BackgroundTasks()
         self._notices = TaskNotices(process, self.files, lambda: self.has_started, self._background)
         self._oom_kills = RecentOomKills()
+        self._ended_alone = False  # its function has ended without Ray, so Ray can't have started processes for it
         self._has_failed = False  # user code has raised an error, or called sys.exit; its process waits for its end
         self._stopped_for: str | None = None
         self._killed_for_memory: str | None = None
@@ -183,6 +191,7 @@ class TaskWatch:
                 return await gone
             if end.kind is EndKind.OUT_OF_MEMORY and not self.has_started:
                 return replace(await gone, error=f"the waiting {end.error.removeprefix('the ')}")
+            self._ended_alone = end.never_joined
             self._has_failed = end.kind is not EndKind.RETURNED and self.has_started
             return await asyncio.to_thread(with_stored_payload, end)
         finally:
@@ -268,6 +277,16 @@ class TaskWatch:
         self._tree.adopt(self.files.read_members())
         return self._tree.search(just_ended, listing)
 
+    async def _search_at_exit(self, listing: Listing) -> list[ProcessIdentity]:
+        """Return the processes of the task that are left. Do without a search if surely none can be.
+
+        A search reads files of all processes of the machine, and costs a short task more than its fork.
+        """
+        has_others = may_exist(self.files.members) or may_exist(self.files.all_owned)
+        if self._ended_alone and not has_others and await self._runner.left_nothing():
+            return []
+        return await asyncio.to_thread(self._search, just_ended=True, listing=listing)
+
     async def _end(self, reason: str | None, exit_grace: float) -> str | None:
         had_ended = self.ended
         if not had_ended:
@@ -276,9 +295,9 @@ class TaskWatch:
         found = [] if self._searched_at_exit is None else await self._searched_at_exit
         if self._searched_at_exit is None or had_ended:  # its descendants may have started others since then
             found = await asyncio.to_thread(self._search, listing=Listing.next())
-        left = await asyncio.to_thread(end_processes, found, self._search, DYING_S)
+        left = await asyncio.to_thread(end_processes, found, self._search, DYING_S) if found else []
         self.gone.set()
-        if left := left + await asyncio.to_thread(end_owned, self.files):
+        if left := left + (await asyncio.to_thread(end_owned, self.files) if may_exist(self.files.all_owned) else []):
             raise RuntimeError(f"processes of a task can't be ended: {', '.join(left)}")
         await self._process.wait_at_most(KILL_GRACE_S)
         await asyncio.to_thread(self.output.close)
@@ -346,8 +365,7 @@ class TaskWatch:
     def _on_exit(self) -> None:
         at, had_started = Moment.now(), self.has_started
         memory_was_short = self._stopped_for is None and self._oom_kills.found()  # else it does not matter
-        # Asked for before it waits for a thread, so that the tasks that end now share a listing.
-        search = asyncio.to_thread(self._search, just_ended=True, listing=Listing.next())
+        search = self._search_at_exit(Listing.next())  # taken now, so that the tasks that end now share a listing
         self._searched_at_exit = self._background.start(search, f"finding the descendants of pid {self._tree.pid}")
         learning = self._learn_exit(at, had_started, memory_was_short)
         self._exit = self._background.start(learning, f"learning how pid {self._tree.pid} ended")

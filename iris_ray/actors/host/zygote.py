@@ -132,7 +132,6 @@ def run(channel: socket.socket, settings: dict[str, Any]) -> Program:
             _give_up(channel, cannot_import=f"{type(error).__name__}: {error}")
         _require_fit(channel, after_import=True)
     flush_output()  # else each task would print it
-    gc.collect()
     gc.freeze()  # else a collection in a task would write to the memory that it shares with the others
     gc.enable()
     _tell(channel, ready=installed_versions())
@@ -160,7 +159,7 @@ def serve(channel: socket.socket, run_forked: Callable[[socket.socket], None]) -
 
     # A module that has SIGCHLD ignored, or that reaps all children by itself, would keep the exit codes from us.
     tasks_own = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    poll, running, zygote = select.poll(), dict[int, int](), os.getpid()
+    poll, running, forks, zygote = select.poll(), dict[int, int](), set[int](), os.getpid()
     poll.register(channel, select.POLLIN)
     while True:
         for ready, _ in poll.poll(REAP_S * 1000):
@@ -193,13 +192,14 @@ def serve(channel: socket.socket, run_forked: Callable[[socket.socket], None]) -
             if pid == 0:
                 signal.signal(signal.SIGCHLD, tasks_own or signal.SIG_DFL)  # None: a handler that is not Python's
                 return _in_fork(zygote, channel, [*running], descriptors[0], run_forked)
+            forks.add(pid)
             os.close(descriptors[0])
             with contextlib.suppress(OSError):  # too many open files: it is reaped a moment later
                 pidfd = os.pidfd_open(pid)
                 running[pidfd] = pid
                 poll.register(pidfd, select.POLLIN)
             _tell(channel, forked=pid)
-        _reap(channel)
+        _reap(channel, forks)
 
 
 def _in_fork(
@@ -224,12 +224,15 @@ def _in_fork(
     return lambda: run_forked(socket.socket(fileno=descriptor))
 
 
-def _reap(channel: socket.socket) -> None:
-    """Reap each child that has ended, orphans of the tasks included, and tell the exit codes."""
-    from iris_ray.processes.subtree import reap
+def _reap(channel: socket.socket, forks: set[int]) -> None:
+    """Reap each child that has ended, orphans of the tasks included. Tell the exit codes, and if orphans are left."""
+    from iris_ray.processes.subtree import has_orphans, reap
 
-    for pid, code in reap().items():
-        _tell(channel, ended=pid, code=code)
+    codes = reap()
+    forks -= codes.keys()
+    orphans = bool(codes) and has_orphans(forks)
+    for pid, code in codes.items():
+        _tell(channel, ended=pid, code=code, orphans=orphans)
 
 
 def _tell(channel: socket.socket, **facts: Any) -> None:

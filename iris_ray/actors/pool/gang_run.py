@@ -232,7 +232,7 @@ class GangRun:
         try:
             if not self._slices.has_fitted:
                 self._misfits.require_others(attempt.place)
-            if not self._slices.is_warm(order):
+            if not self._slices.is_warm(order, self._request.process):
                 logger.info("%s attempt %d: starting processes on %s", self._who, attempt.id.number, attempt.place)
             launches = await attempt.prepare(self._suspected)
             self._suspected, self._setup_failed = {}, False

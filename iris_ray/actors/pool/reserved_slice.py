@@ -147,6 +147,10 @@ class SharedHosts:
         shared.places += 1
         return shared
 
+    def fits(self, host: HostPlace) -> bool:
+        """Return whether a task's process has started on a host, whose actor still runs."""
+        return (shared := self._hosts.get(host.node_id)) is not None and shared.fits
+
     async def end_idle(self) -> None:
         """End the actors of hosts that no place uses, before `SHARED_IDLE_S` is up."""
         await self._giving_back.all_ended()

@@ -232,8 +232,10 @@ class ReservedSlices:
             return ready.result()
         return Unreachable("; ".join(f"{held.name} host {i} {why}" for i, why in watch.silent.items()))
 
-    def is_warm(self, order: AttemptOrder) -> bool:
-        """Return whether all hosts of the order have been ready before."""
+    def is_warm(self, order: AttemptOrder, process: ProcessSpec) -> bool:
+        """Return whether all hosts of the order have been ready before, shared ones at least for another task."""
+        if not order.on_slices:
+            return self.has_worked(process) and all(self._shared.fits(host) for hosts in order.slices for host in hosts)
         held = [self._held.get(hosts[0].slice_name) for hosts in order.slices]
         return all(one is not None and one.has_started for one in held)
 

@@ -148,8 +148,15 @@ class TaskFiles:
 
     @property
     def members(self) -> Path:
-        """Processes that belong to the task though it has not started them: a line of pid and start tick for each."""
+        """Processes that belong to the task though it has not started them: a line of pid and start tick for each.
+
+        Others may belong to it by its token. As long as none can, this file does not exist.
+        """
         return Path(f"{self.prefix}.members")
+
+    def expect_members(self) -> None:
+        """Have the task's host look for processes that carry its token, even if the task itself leaves none."""
+        open(self.members, "a").close()
 
     def add_member(self, process: ProcessIdentity) -> None:
         """Have a process end with the task."""
@@ -202,6 +209,17 @@ class TaskFiles:
         said = self.heartbeat, self.rhythm, self.stacks, self.status, self.first_steps, self.marked, self.last_save
         for path in (self.started, self.notice, self.saved, self.members, self.membership, self.asks, *said):
             remove_file(path)
+
+
+def may_exist(path: Path) -> bool:
+    """Return whether there is such a file or directory, or a faulty disk can't tell."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def remove_file(path: Path) -> None:

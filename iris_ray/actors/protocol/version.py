@@ -12,7 +12,7 @@ import iris_ray
 from iris_ray.errors import VersionMismatchError
 from iris_ray.model.job_spec import FIELDS_OF_A_JOB
 
-PROTOCOL_VERSION = 25
+PROTOCOL_VERSION = 26
 """Raise this number when processes of this version and of the one before could misunderstand each other: when a method
 that one calls on the other changes its signature or meaning, or a message its fields or its module; or when processes
 of this version can't do without a method that those of the one before lack. A new option of a job needs no new number:

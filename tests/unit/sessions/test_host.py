@@ -327,6 +327,9 @@ def test_port_without_listener_is_named() -> None:
 async def test_command_has_tasks_variables_but_not_its_chips(task: psutil.Process, work: Path) -> None:
     async with session_beside(task) as session:
         number = await session.start(CommandLine(("env",), term="xterm"))
+        assert session._surroundings is not None
+        files = TaskFiles(session._surroundings.environ[TaskFiles.VARIABLE])
+        assert files.members.exists(), "else the host would not look for commands at the end of the task"
         out = b""
         piece = Piece(0)
         while not piece.over:

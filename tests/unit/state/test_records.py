@@ -255,7 +255,7 @@ def test_recorded_fields_change_only_with_a_new_version() -> None:
     fields = {cls.__name__: [field.name for field in dataclasses.fields(cls)] for cls in classes if cls is not JobSpec}
     enums = ConstraintOp, JobState, NoticeKind, PriorityBand, SparePurpose, TaskState, FailureCause
     modules = {cls.__name__: cls.__module__.removeprefix("iris_ray.") for cls in (*classes, *enums)}
-    assert (RECORD_VERSION, fields, modules) == (18, FIELDS, MODULES)
+    assert (RECORD_VERSION, fields, modules) == (19, FIELDS, MODULES)
 
 
 FIELDS = {

@@ -5,6 +5,7 @@ import errno
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -27,9 +28,11 @@ from iris_ray.actors.protocol.answers import SetupFailed, Unfit, Unreachable
 from iris_ray.actors.protocol.messages import HostPlace, HostReady, ProcessSpec, ProcessStart
 from iris_ray.actors.protocol.version import versions_here
 from iris_ray.model.outcomes import EndKind
-from iris_ray.processes.identity import ProcessIdentity, environ_of
+from iris_ray.processes.identity import ProcessIdentity, environ_of, stat_of
 from iris_ray.processes.subtree import read_of_process
+from iris_ray.processes.tree import TOKEN_VARIABLE
 from tests.support.forks import NOWHERE, ended, launch_of, run_in, until
+from tests.support.processes import counted_looks
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -75,6 +78,51 @@ async def test_host_runs_tasks_in_forks_of_one_zygote(own_host: Path) -> None:
     for pid in pids:
         await host.actor.stop(pid, None, 60.0)
     await until(lambda: not zygote.forked)
+    await host.end()
+
+
+def leave_daemon() -> int:
+    """Leave a process with a session of its own. Return its pid."""
+    said, say = os.pipe()
+    if between := os.fork():
+        os.waitpid(between, 0)
+        return int(os.read(said, 20))
+    os.setsid()
+    if daemon := os.fork():
+        os.write(say, str(daemon).encode())
+        os._exit(0)
+    while True:
+        signal.pause()
+
+
+async def test_end_of_a_task_that_leaves_nothing_reads_no_other_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search reads files of all processes of the machine, and would cost a short task more than its fork."""
+    host = Host()
+    pids = [await host.started() for _ in range(3)]
+    looks = counted_looks(monkeypatch)
+    for function in os.getpid, lambda: sys.exit(3):
+        await host.actor.run(pid := pids.pop(), launch_of(function))
+        assert await host.actor.stop(pid, None, 60.0) is not None
+    assert looks == []
+    end = await host.actor.run(pid := pids.pop(), launch_of(leave_daemon))
+    daemon = stat_of(cloudpickle.loads(cast(bytes, end.payload)))
+    assert daemon is not None
+    await host.actor.stop(pid, None, 60.0)
+    assert looks
+    assert not daemon.identity.runs()
+    await host.end()
+
+
+async def test_process_that_only_carries_the_token_ends_with_a_task_that_leaves_nothing(own_host: Path) -> None:
+    """Such as a command of `iris-ray exec`."""
+    host = Host()
+    pid = await host.started()
+    watch = host.actor._watches[pid]
+    watch.files.expect_members()
+    with subprocess.Popen(["sleep", "60"], env={TOKEN_VARIABLE: str(watch._tree.token)}) as carrier:
+        await host.actor.run(pid, launch_of(os.getpid))
+        await host.actor.stop(pid, None, 60.0)
+        assert await asyncio.to_thread(carrier.wait) == -signal.SIGKILL
     await host.end()
 
 

@@ -9,6 +9,7 @@ import pytest
 from iris_ray.actors.controller.controller import Controller
 from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.host.task_process import TaskProcess
+from iris_ray.actors.pool import actor as pool_actor
 from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
 from iris_ray.actors.protocol.controller_interface import ControllerInterface, ForPeople
 from iris_ray.actors.protocol.host_interface import HostInterface, TaskInterface
@@ -21,6 +22,7 @@ from iris_ray.actors.protocol.pool_interface import PoolInterface
     [
         (ControllerInterface, Controller),
         (PoolInterface, SlicePoolManager),
+        (PoolInterface, pool_actor.SlicePoolManager),
         (HostInterface, TPUHostActor),
         (TaskInterface, TaskProcess),
     ],
