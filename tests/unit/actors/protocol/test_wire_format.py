@@ -28,6 +28,8 @@ RECORD = Path(__file__).with_name("wire_format.txt")
 ADVICE = """a call or a message is not as it is recorded. If processes of this version and of the one before could \
 misunderstand each other (PROTOCOL_VERSION says when; a new method is no reason), raise PROTOCOL_VERSION. Then run \
 python -m tests.unit.actors.protocol.test_wire_format"""
+ADDED_BY_RAY = "_ray_trace_ctx"
+"""A parameter of the methods of a class that Ray has made actors of."""
 FOR_CHECKERS = {**vars(messages), **vars(events), "ray": ray, "ActorHandle": ActorHandle}
 """Names of annotations that a module imports for type checkers alone."""
 
@@ -59,8 +61,8 @@ def wire_format() -> list[str]:
     lines, seen = [f"protocol {PROTOCOL_VERSION}"], set[type]()
     for interface in interfaces():
         for name, method in public_methods(interface):
-            place = f"{interface.__module__}.{interface.__name__}.{name}"
-            lines.append(f"{place}({', '.join(list(inspect.signature(method).parameters)[1:])})")
+            names = [one for one in inspect.signature(method).parameters if one not in ("self", ADDED_BY_RAY)]
+            lines.append(f"{interface.__module__}.{interface.__name__}.{name}({', '.join(names)})")
             follow(hints_of(method), seen)
     return [lines[0], *sorted(lines[1:]), *sorted(map(description, seen))]
 
