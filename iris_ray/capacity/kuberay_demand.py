@@ -77,7 +77,7 @@ class KubeRayDemand(Demand):
         self._words: dict[str, tuple[str, ...]] = {}
         self._troubles: Mapping[str, tuple[str, ...]] = {}
         self._crashing: list[dict[str, Any]] = []
-        self._may_read_events = True
+        self._events_from = -float("inf")  # when to ask for events, after a denial again
 
     @property
     def is_gone(self) -> bool:
@@ -219,16 +219,16 @@ class KubeRayDemand(Demand):
             if now - self._asked_crashes_at >= CRASHES_S:  # of thousands of hosts: tens of megabytes
                 self._asked_crashes_at = now
                 self._crashing = [pod for pod in self._api.pods("Running") if pod_troubles([pod])]
-            self._troubles = pod_troubles([*self._api.pods("Pending"), *self._crashing], self._events())
+            self._troubles = pod_troubles([*self._api.pods("Pending"), *self._crashing], self._events(now))
         return self._troubles
 
-    def _events(self) -> list[dict[str, object]]:
-        if self._may_read_events:
+    def _events(self, now: float) -> list[dict[str, object]]:
+        if now >= self._events_from:
             try:
                 return [event for reason in SCALE_UP_EVENTS for event in self._api.pod_events(reason)]
             except ProviderDeniedError as error:
                 logger.info("the events of Kubernetes' autoscaler about pods can't be read: %s", error)
-                self._may_read_events = False
+                self._events_from = now + LONGEST_RETRY_S
         return []
 
 

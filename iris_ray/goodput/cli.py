@@ -122,15 +122,16 @@ def _print_sums(by: str, jobs: Sequence[JobGoodput], forgotten: Sequence[UserDay
     for day in forgotten:
         its_days[getattr(day, by)].append(day)
     names = sorted({*its_jobs, *its_days})
-    rows = [_row(name or "(no team)", its_jobs[name], its_days[name]) for name in names]
+    of_names = [(name or "(no team)", its_jobs[name], its_days[name]) for name in names]
     if len(names) > 1:
-        rows.append(_row("all", jobs, forgotten))
+        of_names.append(("all", list(jobs), list(forgotten)))
+    rows = [_row(name, some, days, _shared_goodput(some, days)) for name, some, days in of_names]
     print_table((by.upper(), *_HEADERS), rows, "no jobs yet")
 
 
 def _print_jobs_of(user: str, jobs: Sequence[JobGoodput], forgotten: Sequence[UserDay]) -> None:
-    rows = [_row(job.job_id, [job], []) for job in jobs]
-    rows += [_row("forgotten", [], forgotten)] if forgotten else []
+    rows = [_row(job.job_id, [job], [], job.goodput) for job in jobs]
+    rows += [_row("forgotten", [], forgotten, _shared_goodput([], forgotten))] if forgotten else []
     print_table(("JOB", *_HEADERS), rows, f"no jobs of {user}")
 
 
@@ -146,12 +147,24 @@ def _print_fleet(fleet: Mapping[str, Mapping[str, float]]) -> None:
         click.echo(f"\nThe chips of the cluster, {_hours(everything)} chip-hours since {min(fleet)}: {rest}")
 
 
-def _row(name: str, jobs: Sequence[JobGoodput], forgotten: Sequence[UserDay]) -> tuple[object, ...]:
+def _totals(jobs: Sequence[JobGoodput], forgotten: Sequence[UserDay]) -> Totals:
     totals = Totals()
     for job in jobs:
         totals.add(job.seconds, job.chip_seconds)
     for day in forgotten:
         totals.add(day.seconds, day.chip_seconds)
+    return totals
+
+
+def _shared_goodput(jobs: Sequence[JobGoodput], forgotten: Sequence[UserDay]) -> float | None:
+    """Return the productive share of the chip-seconds of several jobs; None if none of them was measured."""
+    return productive_share(_totals(jobs, forgotten).chip_seconds)
+
+
+def _row(
+    name: str, jobs: Sequence[JobGoodput], forgotten: Sequence[UserDay], goodput: float | None
+) -> tuple[object, ...]:
+    totals = _totals(jobs, forgotten)
     count = len(jobs) + sum(day.jobs for day in forgotten)
     lost = [
         (amount, kind)
@@ -160,8 +173,7 @@ def _row(name: str, jobs: Sequence[JobGoodput], forgotten: Sequence[UserDay]) ->
     ]
     rest = ", ".join(f"{_words(kind)} {_hours(amount)} h" for amount, kind in sorted(lost, reverse=True)[:3])
     queued = totals.seconds.get(TimeKind.QUEUEING.value, 0.0)
-    share = productive_share(totals.chip_seconds)
-    return name, count, _hours(sum(totals.chip_seconds.values())), _percent(share), duration(queued), rest
+    return name, count, _hours(sum(totals.chip_seconds.values())), _percent(goodput), duration(queued), rest
 
 
 def _print_job(jobs: Sequence[JobGoodput]) -> None:

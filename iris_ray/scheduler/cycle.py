@@ -49,6 +49,7 @@ from iris_ray.state.events import (
     TaskUnschedulableEvent,
 )
 from iris_ray.state.fleet import Fleet
+from iris_ray.state.growth import moved_to_grow
 from iris_ray.state.team_use import TeamUse
 from iris_ray.state.user_limits import PastUsage, UserLimits
 from iris_ray.state.waiting_jobs import Run, WaitingJobs
@@ -285,7 +286,7 @@ class Cycle:
         awaits = has_groups and self._deadlines.waits_for_own_slices(gang)
         ending = self._own_chips_ending(job, gang) if hopes else 0.0
         available, wanted = self._available_to(job), self._allowances.num_groups(job, ending)
-        if len(wanted) > 1 and self._deadlines.is_returning(job) and self._others_wait(job):
+        if len(wanted) > 1 and self._may_not_grow(job):
             wanted = tuple(count for count in wanted if count <= gang.groups_had) or wanted[:1]  # growth comes last
         found: list[str] = []
         lent: Lifted = []
@@ -329,6 +330,14 @@ class Cycle:
         else:
             self._wait(job, gang, available, free, lifted)
         return None
+
+    def _may_not_grow(self, job: Job) -> bool:
+        """Return whether a returning gang may take no more groups than it had, because other jobs wait.
+
+        A gang that moves to its growth spare's slices may take them: the waiting jobs could have taken them before.
+        """
+        grows = job.spec.is_one_gang and moved_to_grow(job.times.attempts)
+        return self._deadlines.is_returning(job) and not grows and self._others_wait(job)
 
     def _others_wait(self, job: Job) -> bool:
         """Return whether any other job waits for hosts."""

@@ -6,7 +6,9 @@ caching", 1988). The cost is that of the job's own planned moves so far. Each co
 has paid for itself doubles the wait.
 """
 
-from iris_ray.model.goodput import planned_move_s
+from collections.abc import Iterable
+
+from iris_ray.model.goodput import AttemptTimes, planned_move_s
 from iris_ray.model.jobs import Job
 from iris_ray.model.time_lost import FailureCause
 
@@ -33,6 +35,12 @@ def patience_s(job: Job, have: int, gained: int, now: float) -> float:
     return min(max(least_s, cost_s * have / gained) * 2.0**doublings, MOST_S)
 
 
+def moved_to_grow(attempts: Iterable[AttemptTimes]) -> bool:
+    """Return whether the latest of a job's attempts that ran ended because the gang moved to more slices."""
+    causes = [attempt.cause for attempt in attempts if attempt.began_at is not None]
+    return causes[-1:] == [FailureCause.GROWN]
+
+
 def note_size(job: Job, now: float) -> None:
     """Record a gang's slice count once all its tasks have started, to learn whether its growth pays."""
     gang = job.gang
@@ -43,8 +51,7 @@ def note_size(job: Job, now: float) -> None:
         gang.pays_at = now + patience_s(job, before, have - before, now)
         return
     ended_at = next((past.ended_at for past in reversed(gang.past) if past.started_at is not None), now)
-    causes = [attempt.cause for attempt in job.times.attempts[:-1] if attempt.began_at is not None]
-    moved_in_vain = have == before and causes[-1:] == [FailureCause.GROWN]
+    moved_in_vain = have == before and moved_to_grow(job.times.attempts[:-1])
     if moved_in_vain or (have < before and ended_at < gang.pays_at):
         gang.growths_undone += 1
     elif have < before:

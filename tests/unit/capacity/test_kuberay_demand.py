@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from iris_ray.capacity.autoscaler import Demand, Slices, since_words
-from iris_ray.capacity.kuberay_demand import SPARE_S, DeniedDemand, KubeRayDemand, find_demand
+from iris_ray.capacity.kuberay_demand import LONGEST_RETRY_S, SPARE_S, DeniedDemand, KubeRayDemand, find_demand
 from iris_ray.capacity.kubernetes import KubernetesApi
 from iris_ray.errors import ProviderDeniedError, ProviderError
 from tests.support.kuberay_scenarios import STORIES
@@ -121,7 +121,7 @@ def test_failing_api_is_told_and_asked_again(monkeypatch: pytest.MonkeyPatch) ->
     assert ticking.world.replicas("v6e-8") == 1
 
 
-def test_pods_are_looked_at_rarely_and_events_not_after_denial(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pods_are_looked_at_rarely_and_events_after_denial_even_less(monkeypatch: pytest.MonkeyPatch) -> None:
     ticking = Ticking()
     asked: list[str] = []
     labels = {"ray.io/group": "v6e-8"}
@@ -141,6 +141,11 @@ def test_pods_are_looked_at_rarely_and_events_not_after_denial(monkeypatch: pyte
     why = ("pod a-pod: Unschedulable: 0/3 nodes fit", "pod its-brother: CrashLoopBackOff")
     assert ticking.update({"v6e-8": [1]}, 63.0)[1:] == why
     assert {what: asked.count(what) for what in asked} == {"Pending": 4, "Running": 1, "refused": 1}
+    said = {"involvedObject": {"name": "a-pod"}, "reason": "FailedScaleUp", "message": "out of resources"}
+    monkeypatch.setattr(ticking.api, "pod_events", lambda reason: [said] if reason == said["reason"] else [])
+    assert ticking.update({"v6e-8": [1]}, 60.0)[1:] == why
+    ticking.update({"v6e-8": [1]}, LONGEST_RETRY_S)
+    assert ticking.demand.words("v6e-8")[1] == "pod a-pod: FailedScaleUp: out of resources", "the role was bound later"
 
 
 def test_slices_that_nobody_misses_any_more_are_withdrawn() -> None:

@@ -155,6 +155,28 @@ def test_goodput_lists_one_users_recent_jobs(world: ControllerInProcess) -> None
     assert "no jobs of carl" in world.iris("job", "goodput", "--user", "carl").stderr
 
 
+def test_goodput_of_one_job_is_a_share_of_its_seconds_in_both_views(world: ControllerInProcess) -> None:
+    """A second quick end makes it pause for a second, in which it holds no chips."""
+    world.start("train", max_retries_failure=3)
+    for attempt in (1, 2):
+        make_step(world, "train", attempt)
+        world.fail("train", 0)
+        world.wait_for_attempt("train", attempt + 1)
+    for step in (5, 6, 7):
+        make_step(world, "train", step)
+    world.succeed("train")
+    found = world.json("job", "goodput", "train")
+    by_seconds, by_chips = (f"{100 * share:.1f} %" for share in (found["goodput"], _share(found["chip_seconds"])))
+    assert by_seconds != by_chips
+    assert f" {by_seconds} " in world.iris("job", "goodput", "train").stdout.replace("\n", " ")
+    assert f" {by_seconds} " in world.iris("job", "goodput", "--user", "ann").stdout
+    assert f" {by_chips} " in world.iris("job", "goodput").stdout
+
+
+def _share(chip_seconds: dict[str, float]) -> float:
+    return chip_seconds["productive"] / sum(n for kind, n in chip_seconds.items() if kind not in ("queueing", "launch"))
+
+
 def test_sums_of_forgotten_jobs_survive_restart(world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_table, "FINISHED_JOBS_KEPT", 1)
     monkeypatch.setattr(goodput_in_controller, "RECORD_S", 0.0)

@@ -109,6 +109,17 @@ def test_measured_gang_moves_once_wait_equals_moves_cost(world: World) -> None:
     assert passes(world, 2.0) == [NoticeKind.GROWTH]
 
 
+def test_gang_moves_to_its_slices_while_another_type_is_waited_for(world: World) -> None:
+    """A job that can't use the slices does not keep the gang from them; a move in vain would cost it an attempt."""
+    job = small(world)
+    world.submit("stuck", tpu_type="v4-64", user="carol")
+    passes(world, 5000.0)
+    frees(world)
+    assert passes(world, UNKNOWN_S + 1.0) == [NoticeKind.GROWTH]
+    moves(world, job)
+    assert sorted(job.gang.groups) == ["c", "d"]
+
+
 @pytest.mark.parametrize(("have", "gained", "share"), [(1, 1, 1.0), (3, 1, 3.0), (2, 3, 2 / 3), (2, 2, 1.0)])
 def test_patience_is_price_over_gain(world: World, have: int, gained: int, share: float) -> None:
     job = world.start()
