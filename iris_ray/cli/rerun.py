@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -15,6 +16,7 @@ from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.cli.address import cluster, dashboard_address, node_address_option
 from iris_ray.cli.completion import all_jobs
 from iris_ray.cli.conventions import say_error
+from iris_ray.cli.script import is_tpu_type
 from iris_ray.cli.sent_code import code_of, restored_code, use_code
 from iris_ray.errors import InvalidRequestError
 
@@ -36,6 +38,11 @@ class TypedCommand:
     command: str
     words: tuple[str, ...]
     directory: str
+
+    @property
+    def has_directory(self) -> bool:
+        """Whether it has ``--working-dir``."""
+        return any(map(_names_directory, self.words))
 
     def again(self, flags: Sequence[str], arguments: Sequence[str] | None) -> list[str]:
         """Return the words of another job.
@@ -61,8 +68,25 @@ class TypedCommand:
         return [*(own[place] for place in kept), *flags, *(["--", *after] if after else [])]
 
 
+_JOINED = re.compile(r"-f+(?:e(.*))?", re.DOTALL)
+"""The short flags of these commands in one word, such as ``-fe``, perhaps with the value of the last one."""
+
+
+def _apart(words: Sequence[str]) -> Iterator[str]:
+    """Yield words with each short flag in a word of its own: ``-feA=1`` as ``-f`` and ``-eA=1``. After ``--``, none."""
+    rest = iter(words)
+    for word in rest:
+        if word == "--":
+            yield from (word, *rest)
+        elif (joined := _JOINED.fullmatch(word)) is not None:
+            yield from ("-f",) if joined[1] is None else ("-f", f"-e{joined[1]}")
+        else:
+            yield word
+
+
 def _variables(words: Sequence[str]) -> Iterator[str]:
     """Yield the names of the environment variables that some flags set."""
+    words = list(_apart(words))
     for before, word in zip(("", *words), words, strict=False):
         if before in _ENV:
             yield word.partition("=")[0]
@@ -100,7 +124,7 @@ def remember_command(job_id: str, command: str, words: Sequence[str]) -> None:
 
 
 def _about_job(words: Sequence[str]) -> Iterator[str]:
-    rest = iter(words)
+    rest = _apart(words)
     for word in rest:
         name, equals, _ = word.partition("=")
         if word == "--":
@@ -176,30 +200,62 @@ def rerun(context: click.Context, job: str, flags: tuple[str, ...], current_code
     with cluster():
         typed = _command_of(job)
         record = None if current_code else code_of(job)
+    _require_flags(job, typed.command, own)
     words = typed.again(own, arguments)
     shown = shlex.join(["iris-ray", typed.command, *words])
     if dry_run:
         click.echo(shown)
         return
     say_error(f"running {shown}")
+    if record is not None and not typed.has_directory:
+        words = _with_restored_script(typed, words)
     with _code(typed, record, current_code):
         _run(context, typed.command, words)
+
+
+def _require_flags(job: str, command: str, words: Sequence[str]) -> None:
+    """Refuse a word that is neither a flag nor its value: it would become one more argument of the script."""
+    words = list(_apart(words))
+    known = {name for one in _command(command).params for name in one.opts}
+    names = (word.partition("=")[0] if word.startswith("--") else word[:2] for word in words if word.startswith("-"))
+    if not known.issuperset(names):
+        return  # the command itself refuses the flag, and suggests another one
+    for word in (words[place] for place in _without_flags(command, words)):
+        anew = shlex.join(["rerun", job, *(("--tpu", word) if is_tpu_type(word) else ("--", word))])
+        raise click.UsageError(f"{word} is not a flag; did you mean {anew}?")
 
 
 def _names_directory(word: str) -> bool:
     return word.partition("=")[0] == "--working-dir"
 
 
+def _with_restored_script(typed: TypedCommand, words: Sequence[str]) -> list[str]:
+    """Return the words of a command with the path of its script within the restored directory.
+
+    A script outside of the directory where the job was submitted was not recorded. It is sent as it is now.
+    """
+    there, *_ = _without_flags(typed.command, words)
+    script, home = Path(typed.directory, words[there]), Path(typed.directory).resolve()
+    if re.fullmatch(r"[\w.]+:[\w.]+", words[there]):  # a function, in a module of the directory
+        return list(words)
+    folder = script.parent.resolve()
+    if folder.is_relative_to(home):
+        path = folder.relative_to(home) / script.name
+    else:
+        path = Path(words[there]).absolute()
+        say_error(f"{words[there]} is not restored, since it lies outside of {home}; this sends it as it is now")
+    return [*words[:there], str(path), *words[there + 1 :]]
+
+
 @contextlib.contextmanager
 def _code(typed: TypedCommand, record: object, current: bool) -> Iterator[None]:
     """Be in the directory of the job's code within the block."""
-    has_directory = any(map(_names_directory, typed.words))
-    if record is not None and not has_directory:
+    if record is not None and not typed.has_directory:
         with restored_code(record) as code, contextlib.chdir(code.path), use_code(code):
             yield
         return
     if not current:
-        why = "the job was sent with --working-dir" if has_directory else "it was not recorded (see job status)"
+        why = "the job was sent with --working-dir" if typed.has_directory else "it was not recorded (see job status)"
         say_error(f"its code is not restored, since {why}; this sends the code as it is now")
     where = typed.directory if os.path.isdir(typed.directory) and not current else "."
     with contextlib.chdir(where):

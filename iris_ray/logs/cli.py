@@ -102,7 +102,7 @@ def logs(
     The output of one task is printed as it is; that of several tasks, at a limited rate. While the job waits, -f says
     why. If the Controller goes away meanwhile, -f waits up to five minutes for the next one. Ctrl-C ends -f, and the
     job continues. --grep ends with code 1 if no line matches. Times are in the time zone of this machine. They may be a
-    second early, and three seconds early in a log file that has grown for a day: docs/logs.md.
+    second early, and in a log file that is older than eight hours by more, such as 3 s after a day: docs/logs.md.
     """
     if pattern is None and context is not None:
         raise click.UsageError("--context is for --grep.")

@@ -1,7 +1,8 @@
 """When output came: beside each log file, a file with some of its offsets and the time at which each was written.
 
 Such a file grows by an entry a second at most, and ever more slowly while its log file lives. A line has the time of
-the last entry before its end, so it is at most a second early in the first hours, and three seconds after a day.
+the last entry before its end, so it is early by at most `least_s`: a second in the first eight hours of the log file,
+and three seconds after a day.
 """
 
 import os

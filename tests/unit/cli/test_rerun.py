@@ -68,6 +68,20 @@ def test_rerun_runs_the_code_of_that_time(world: ControllerInProcess, clone: Pat
     assert (clone / "work.py").read_text() == "print('of today')\n"
 
 
+def test_rerun_restores_a_script_that_was_named_by_its_whole_path(
+    world: ControllerInProcess, clone: Path, sent: list[bytes], tmp_path: Path
+) -> None:
+    job = world.iris("submit", str(clone / "work.py"), "--tpu", "v4-16").stdout.strip()
+    (clone / "work.py").write_text("print('of today')\n")
+    assert "not restored" not in world.iris("rerun", job).stderr
+    assert sent == [b"print('changed')\n"] * 2
+
+    (tmp_path / "apart.py").write_text("print('apart')\n")
+    job = world.iris("submit", "../apart.py", "--tpu", "v4-16").stdout.strip()
+    assert "../apart.py is not restored" in world.iris("rerun", job).stderr
+    assert sent[3] == b"print('apart')\n"
+
+
 def test_rerun_with_a_directory_sends_it_in_place_of_the_code_of_that_time(
     world: ControllerInProcess, clone: Path, sent: list[bytes]
 ) -> None:
@@ -106,11 +120,25 @@ def test_job_of_a_program_can_not_be_run_again(world: ControllerInProcess) -> No
     assert "give JOB first" in world.iris("rerun", "--tpu", "v4-16", job, code=USAGE).stderr
 
 
+def test_words_that_are_no_flags_are_refused(world: ControllerInProcess, clone: Path) -> None:
+    job = submitted(world)
+    for words, meant in ((["v4-32"], "--tpu v4-32"), (["--spares", "1", "other"], "-- other")):
+        assert f"did you mean rerun {job} {meant}?" in world.iris("rerun", job, *words, code=USAGE).stderr
+    unknown = world.iris("rerun", job, "--max-retries", "5", code=USAGE, quotes=True).stderr
+    assert "--max-retries-failure" in unknown
+    assert "is not a flag" not in unknown
+    assert "-fe A=1" in world.iris("rerun", job, "--dry-run", "-fe", "A=1").stdout
+
+
 def test_values_of_variables_are_not_kept() -> None:
     words = ["a.py", "--env", "KEY=s3cret", "-e", "B=s3cret", "--env=C=s3cret", "-eD=s3cret", "--address", "h:1", "-f"]
     kept = list(_about_job([*words, "--json", "--", "--env", "E=shown"]))
     assert kept == ["a.py", "--env", "KEY", "-e", "B", "--env", "C", "--env", "D", "--", "--env", "E=shown"]
+    assert list(_about_job(["-fe", "KEY=s3cret", "a.py", "-feB=s3cret", "-ff", "--", "-feC=shown"])) == [
+        *("-e", "KEY", "a.py", "--env", "B", "--", "-feC=shown")
+    ]
     typed = TypedCommand("submit", tuple(kept), "/")
+    assert typed.again(["-fe", "KEY=new"], [])[1:3] == ["-e", "B"]
     assert typed.again(["--env", "KEY=new"], []) == ["a.py", "-e", "B", "--env", "C", "--env", "D", "--env", "KEY=new"]
     assert typed.again(["-eKEY=new"], []) == ["a.py", "-e", "B", "--env", "C", "--env", "D", "-eKEY=new"]
     assert typed.again(["--constraint", "KEY=new"], [])[1:3] == ["--env", "KEY"], "a value of another flag"
