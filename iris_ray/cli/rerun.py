@@ -124,19 +124,26 @@ def remember_command(job_id: str, command: str, words: Sequence[str]) -> None:
 
 
 def _about_job(words: Sequence[str]) -> Iterator[str]:
-    rest = _apart(words)
+    rest = without_values(words)
     for word in rest:
         name, equals, _ = word.partition("=")
         if word == "--":
+            yield from (word, *rest)
+        elif name not in _LEFT_OUT:
             yield word
-            yield from rest
-        elif name in _LEFT_OUT:
-            if name == "--address" and not equals:
-                next(rest, None)
-        elif name in _ENV and not equals:
-            yield word
-            yield next(rest, "").partition("=")[0]
-        elif name == "--env" or (word.startswith("-e") and not word.startswith("--")):
+        elif name == "--address" and not equals:
+            next(rest, None)
+
+
+def without_values(words: Sequence[str]) -> Iterator[str]:
+    """Yield the words of a command with the names of the variables that it sets, and without their values."""
+    rest = _apart(words)
+    for word in rest:
+        if word == "--":
+            yield from (word, *rest)
+        elif word in _ENV:
+            yield from (word, next(rest, "").partition("=")[0])
+        elif word.startswith("--env=") or (word.startswith("-e") and not word.startswith("--")):
             yield from ("--env", word.removeprefix("--env=").removeprefix("-e").partition("=")[0])
         else:
             yield word

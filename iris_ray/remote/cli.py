@@ -25,6 +25,7 @@ from iris_ray.cli.conventions import (
 )
 from iris_ray.cli.ends import Cancelled
 from iris_ray.cli.printing import one_line, print_facts, print_json, print_output
+from iris_ray.cli.rerun import without_values
 from iris_ray.errors import InvalidRequestError, UnknownNameError
 from iris_ray.model.checks import unknown
 from iris_ray.remote.laptop_end import Tunnel
@@ -122,6 +123,8 @@ class DashboardHead:
             given: its stdin; None: this command's stdin, if it takes input.
             more: as for `Tunnel`.
         """
+        if more.get("env"):  # the values come apart: others on the head could see them among a process's words
+            words = [*without_values(words)]
         tunnel = Tunnel(self._jobs, **more)
         from iris_ray.cli import streams
         from iris_ray.sessions.client import follow

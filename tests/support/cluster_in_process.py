@@ -25,6 +25,7 @@ from iris_ray.actors.controller import pool_registry
 from iris_ray.actors.controller.controller import Controller
 from iris_ray.actors.controller.node_table import POD_TYPE_LABEL, SLICE_NAME_LABEL, WORKER_ID_LABEL, NodeTable
 from iris_ray.actors.host.host_actor import TPUHostActor
+from iris_ray.actors.pool import actor as pool_actor
 from iris_ray.actors.pool import reserved_slice, slice_pool_manager
 from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
 from iris_ray.actors.protocol.messages import ProcessSpec, RunRequest, TaskLaunch
@@ -206,8 +207,8 @@ class ClusterInProcess:
     def _make(self, actor_class: type, args: tuple[Any, ...], options: Mapping[str, Any]) -> object:
         if issubclass(actor_class, Controller):
             return self.new_controller()
-        if issubclass(actor_class, SlicePoolManager):
-            return actor_class(*args)
+        if issubclass(actor_class, (pool_actor.SlicePoolManager, SlicePoolManager)):
+            return SlicePoolManager(*args)
         strategy = options["scheduling_strategy"]
         group: Reservation | None = getattr(strategy, "placement_group", None)
         if group is None:

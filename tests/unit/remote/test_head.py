@@ -267,9 +267,9 @@ def test_checkout_goes_through_dashboard_with_its_record(
     git(Path(), "commit", "--quiet", "-m", "first")
     Path("train.py").write_text("print(2)")
     words = ["run", "train.py", "v4-8"] if command == "run" else ["submit", "train.py", "--tpu", "v4-8"]
-    done = invoke(*words, "--env", "MINE", "--address", url, MINE="its value")
+    done = invoke(*words, "--env", "MINE", "--env=OTHER=hidden, too", "--address", url, MINE="its value")
     assert done.exit_code == OK, done.output
-    assert tunnelled == [(*words, "--env", "MINE")]
+    assert tunnelled == [(*words, "--env", "MINE", "--env", "OTHER")]
     assert "left out: .env (looks like a secret), data.bin (65.0 MB)" in done.output
     zips = [zipfile.ZipFile(BytesIO(data)) for data in dashboard.packages if data.startswith(b"PK")]
     sent = {name: package.read(name) for package in zips for name in package.namelist()}
@@ -278,7 +278,7 @@ def test_checkout_goes_through_dashboard_with_its_record(
     record = CodeRecord.of_bytes(sent["iris_ray_sent_code/record"])
     assert "+print(2)" in record.difference
     assert "s3cr3t" not in record.difference
-    assert b'{"MINE": "its value"}' in dashboard.packages
+    assert b'{"MINE": "its value", "OTHER": "hidden, too"}' in dashboard.packages
     assert "its value" not in str(dashboard.jobs)
 
 
@@ -287,11 +287,11 @@ def test_variable_that_is_passed_on_reaches_the_head(
     dashboard: Dashboard, url: str, tunnelled: list[tuple[str, ...]], command: Sequence[str]
 ) -> None:
     rest = ["--", "true"] if "run" in command else []
-    done = invoke(*command, "--env", "MINE", "--address", url, *rest, MINE="its value")
+    done = invoke(*command, "--env", "MINE", "-eOTHER=hidden, too", "--address", url, *rest, MINE="its value")
     assert done.exit_code == OK, done.output
     (job,) = dashboard.jobs.values()
-    assert tunnelled == [(*command, "--env", "MINE", *rest)]
-    assert b'{"MINE": "its value"}' in dashboard.packages
+    assert tunnelled == [(*command, "--env", "MINE", "--env", "OTHER", *rest)]
+    assert b'{"MINE": "its value", "OTHER": "hidden, too"}' in dashboard.packages
     assert "its value" not in str(job)
     assert ("working_dir" in job["runtime_env"]) == ("run" in command)
 
