@@ -19,7 +19,7 @@ class TaskNumber(click.IntRange):
     """The number of a task."""
 
     note = (
-        "A task is named as JOB/3 or as JOB 3. `iris-ray ls` shows jobs, with --all those that have ended too;"
+        "Name a task as JOB/3 or as JOB 3. `iris-ray ls` lists jobs, and with --all also jobs that have ended;"
         " `iris-ray job tasks JOB` shows the tasks of a job."
     )
 
