@@ -211,4 +211,5 @@ def test_numbers_on_the_page_are_those_of_the_code() -> None:
     assert (HOST_SILENCE_S, AT_ONCE_S, RUNNING_DELAY_S, QUICK_S, MOST_FAILED_LAUNCHES) == (5.0, 0.5, 0.1, 10.0, 10)
     words = re.sub(r"\s+", " ", TEXT)
     assert QUICK_ENDS_ARE_FAILURES == 5
-    assert "five times in a row and within 10 s each time, each further loss of this kind costs a failure" in words
+    assert "If five attempts of a gang in a row have ended within 10 s" in words
+    assert f"fewer than {MOST_LAUNCHES_BEFORE_A_RUN} in a row" in words

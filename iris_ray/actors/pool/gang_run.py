@@ -41,6 +41,7 @@ from iris_ray.errors import (
     TaskCrashedError,
     TaskOutOfMemoryError,
     TaskSetupError,
+    UnknownNameError,
     VersionMismatchError,
 )
 from iris_ray.model.jobs import MOST_FAILED_LAUNCHES
@@ -357,12 +358,13 @@ class GangRun:
         logger.info("%s attempt %d did not start: %s", self._who, attempt.id.number, failure)
         broken = failure.broken
         suspects = {**broken.unfit, **await silent_hosts(attempt.place, self._slices, broken.silent)}
+        no_version_fits = isinstance(failure, NoVersionFits) and not await self._job_has_run()
         released = self._free(attempt, broken.names if attempt.place.on_slices else attempt.place.names)
         reason = str(failure)
         events: list[ReportedEvent] = [WorkerSuspectedEvent(node_id, why, now=0.0) for node_id, why in suspects.items()]
         events += [WorkerBlamedEvent(node, self.job_id, why, fault) for node, (why, fault) in broken.blamed.items()]
         can_not_be_set_up = isinstance(failure, SetupImpossible) and (failure.is_certain or self._setup_failed)
-        if can_not_be_set_up or isinstance(failure, NoVersionFits):
+        if can_not_be_set_up or no_version_fits:
             first = attempt.place.order.first_task
             events.append(TaskStateChangedEvent(attempt.id, first, TaskState.FAILED, reason, is_hopeless=True))
         elif isinstance(failure, MovedBeforeStart):
@@ -374,9 +376,17 @@ class GangRun:
         self._setup_failed = isinstance(failure, SetupImpossible)  # one host alone is no evidence
         self._other_version = isinstance(failure, OtherVersions)
         if isinstance(failure, NoVersionFits):
-            self._misfits = Misfits()  # a job that has run before may have retries left
+            self._misfits = Misfits()  # a job that has run goes on trying: the hosts may get its version
         job = await self._report(attempt_over(attempt.id, events, released))
         return job
+
+    async def _job_has_run(self) -> bool:
+        """Return whether any task of the job has run. An earlier process of this pool may have run it."""
+        try:
+            status = await self._controller.ask(ControllerInterface.job_status, self.job_id)
+        except UnknownNameError:  # the report that follows says so
+            return False
+        return status.started_at is not None
 
     def _free(self, attempt: Attempt, broken: Sequence[str] | None = None) -> list[SliceReleasedEvent]:
         """Give the places back that it leaves, and let the next attempt use the others. Return the events that say so.

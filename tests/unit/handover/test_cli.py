@@ -324,3 +324,19 @@ def test_group_of_which_a_job_is_refused_is_withdrawn_and_can_be_imported_later(
 
 def test_export_into_a_missing_directory_is_refused_at_once(world: ControllerInProcess, tmp_path: Path) -> None:
     assert "none is not a directory" in world.iris(*EXPORT, str(tmp_path / "none" / "x"), code=USAGE).stderr
+
+
+def test_jobs_beyond_a_limit_are_named_and_imported_once_it_is_raised(
+    world: ControllerInProcess, script: str, file: str
+) -> None:
+    """A limit of 0 queued jobs refuses new jobs. It is exported, and running jobs are new ones on the new head."""
+    job = submit(world, script)
+    world.wait_for_attempt(job, 1)
+    world.iris("cluster", "limits", "everybody", "--queued-jobs", "0")
+    world.iris(*EXPORT, file)
+    new_head(world)
+    refused = world.json(*IMPORT, file)
+    assert refused["jobs"] == []
+    assert "is 0 queued jobs" in refused["left_out"][0]
+    world.iris("cluster", "limits", "everybody", "--queued-jobs", "20000")
+    assert world.json(*IMPORT, file, "--jobs-only")["jobs"] == [job]

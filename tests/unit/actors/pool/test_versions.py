@@ -115,6 +115,27 @@ async def test_job_waits_for_a_slice_that_is_half_replaced(cluster: VirtualClust
     assert await cluster.charged("job") == (0, 0)
 
 
+@played(slices=1)
+async def test_job_that_has_run_waits_for_its_version_when_its_pool_is_new(cluster: VirtualCluster) -> None:
+    """As a detached job whose head was replaced: this process of its pool has not seen a host that fits."""
+
+    async def until_the_pool_dies(task: Task) -> str:
+        if task.info.attempt == 1:
+            await asyncio.Event().wait()
+        return task.info.slice_name
+
+    job = cluster.run("job", (1,), until_the_pool_dies, max_retries_preemption=1)
+    await cluster.runs("job", 2)
+    install(cluster, OLDER, *EVERYWHERE[:2])
+    cluster.ray.restart(cluster.pool)
+    await asyncio.sleep(1.5 * AVOIDED_S)
+    assert not (await cluster.view("job")).state.finished
+    assert await cluster.charged("job") == (0, 1)
+    install(cluster, {}, *EVERYWHERE[:2])
+    assert await job == ["v4-16-0"] * 2
+    assert await cluster.charged("job") == (0, 1)
+
+
 @played()
 async def test_failures_of_other_kinds_leave_a_job_hope(cluster: VirtualCluster) -> None:
     """A slice whose chips a stranger holds may have the right version."""
