@@ -94,12 +94,12 @@ def controller() -> None:
     "assignments",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Set it, unless it is set in this cluster already (iris-ray cluster settings). May be repeated.",
+    help="Set a cluster setting, unless it is set in this cluster already (iris-ray cluster settings). Repeatable.",
 )
 @json_option(ControllerNow)
 @node_address_option
 def start(assignments: tuple[str, ...], as_json: bool) -> None:
-    """Start it, unless it runs; it continues from the records of an earlier one.
+    """Start the Controller, unless it runs. It continues from the records of an earlier one.
 
     --setting is for scripts that start a cluster's head, so that a new cluster has its operators from the beginning.
 
@@ -129,12 +129,13 @@ def start(assignments: tuple[str, ...], as_json: bool) -> None:
 @json_option(ControllerNow)
 @node_address_option
 def stop(yes: bool, as_json: bool) -> None:
-    """End it; running jobs continue. The next job, or a running one with something to report, starts another one.
+    """End the Controller; running jobs continue.
 
     \b
       iris-ray cluster controller stop
 
-    On a terminal the command asks first.
+    The next job, or a running one with something to report, starts another Controller. On a terminal, the command asks
+    first.
     """
     with cluster():
         running = ControllerConnection(any_version=True)
@@ -155,7 +156,7 @@ def stop(yes: bool, as_json: bool) -> None:
 @json_option(ControllerNow)
 @node_address_option
 def upgrade(dry_run: bool, as_json: bool) -> None:
-    """Replace it with the version installed here and on the head.
+    """Replace the Controller with the version installed here and on the head.
 
     Running jobs continue. Nothing changes if the new one could not read the records of the old one or would not
     understand the processes of unfinished jobs, or if another version is installed on the head. If the new one does not
@@ -274,7 +275,7 @@ def _require_successor(protocol: int, version: str) -> None:
 @json_option(ControllerNow)
 @address_option
 def status(as_json: bool) -> None:
-    """Show its epoch, version, jobs and hosts."""
+    """Show the Controller's epoch, version, jobs and hosts."""
     with cluster():
         if find_controller() is None:
             if as_json:

@@ -14,7 +14,13 @@ from typing import IO, Any, NoReturn
 
 import click
 
-from iris_ray.errors import ControllerUnavailableError, InvalidRequestError, IrisError, NoClusterError
+from iris_ray.errors import (
+    ControllerUnavailableError,
+    InvalidRequestError,
+    IrisError,
+    NoClusterError,
+    TokenRefusedError,
+)
 from iris_ray.settings import DEBUG
 from iris_ray.terminal import OutputLostError, WatchedOutput, printable
 
@@ -26,7 +32,7 @@ def exit_code(error: IrisError) -> int:
     """Return the exit code for an error of ours."""
     if isinstance(error, InvalidRequestError):
         return USAGE
-    if isinstance(error, (NoClusterError, ControllerUnavailableError)):
+    if isinstance(error, (NoClusterError, TokenRefusedError, ControllerUnavailableError)):
         return NO_CLUSTER
     return FAILED
 

@@ -176,8 +176,9 @@ def drain(target: str, taint: str, reason: str | None, as_json: bool) -> None:
       iris-ray host drain v4-32-7 big-jobs     only jobs that tolerate big-jobs
 
     This taints the hosts: with TAINT, or else with "drained". A job tolerates a taint with `iris-ray submit --tolerate
-    big-jobs`, or tolerations=["big-jobs"] in IrisClient.submit. It lasts until `undrain`, also if the Controller
-    restarts. Only operators may do this.
+    big-jobs`, or tolerations=["big-jobs"] in IrisClient.submit. The taint of a slice lasts until `undrain`, also if the
+    Controller or the hosts restart. That of a host ends when Ray is restarted on it, as Ray then knows it as a new
+    node; drain the slice before such a repair. Only operators may do this.
     """
     from iris_ray.client.connection import current_user
 

@@ -58,13 +58,16 @@ KERNEL: Final[Mapping[str, Command]] = {
         "iris_ray.cli.controller:controller", "The cluster's Controller: start, stop, upgrade, status, export, import."
     ),
     "cluster controller start": Command(
-        "iris_ray.cli.controller:start", "Start it, unless it runs; it continues from the records of an earlier one."
+        "iris_ray.cli.controller:start",
+        "Start the Controller, unless it runs. It continues from the records of an earlier one.",
     ),
-    "cluster controller stop": Command("iris_ray.cli.controller:stop", "End it; running jobs continue."),
+    "cluster controller stop": Command("iris_ray.cli.controller:stop", "End the Controller; running jobs continue."),
     "cluster controller upgrade": Command(
-        "iris_ray.cli.controller:upgrade", "Replace it with the version installed here and on the head."
+        "iris_ray.cli.controller:upgrade", "Replace the Controller with the version installed here and on the head."
     ),
-    "cluster controller status": Command("iris_ray.cli.controller:status", "Show its epoch, version, jobs and hosts."),
+    "cluster controller status": Command(
+        "iris_ray.cli.controller:status", "Show the Controller's epoch, version, jobs and hosts."
+    ),
     "job": Command(
         "iris_ray.cli.main:job",
         "All about jobs: also their status, tasks, events, stacks, profiles and goodput.",

@@ -16,6 +16,7 @@ from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.cli.address import cluster, dashboard_address, node_address_option
 from iris_ray.cli.completion import all_jobs
 from iris_ray.cli.conventions import say_error
+from iris_ray.cli.options import FROM_STORE
 from iris_ray.cli.script import is_tpu_type
 from iris_ray.cli.sent_code import code_of, restored_code, use_code
 from iris_ray.errors import InvalidRequestError
@@ -92,6 +93,20 @@ def _variables(words: Sequence[str]) -> Iterator[str]:
             yield word.partition("=")[0]
         elif word.startswith("--env=") or (word.startswith("-e") and not word.startswith("--")):
             yield word.removeprefix("--env=").removeprefix("-e").partition("=")[0]
+
+
+def _with_absolute_secrets(words: Sequence[str]) -> list[str]:
+    """Return words with the absolute paths of the files that ``--secret`` names, for use in another directory."""
+    found, before = list(words), ""
+    for place, word in enumerate(found):
+        if word == "--":
+            break
+        flag = "--secret=" if word.startswith("--secret=") else ""
+        name, equals, source = word.removeprefix(flag).partition("=")
+        if (flag or before == "--secret") and equals and not source.startswith(FROM_STORE):
+            found[place] = f"{flag}{name}={Path(source).expanduser().absolute()}"
+        before = word
+    return found
 
 
 def _is_type(word: str) -> bool:
@@ -192,8 +207,8 @@ def rerun(context: click.Context, job: str, flags: tuple[str, ...], current_code
     value, yours replaces the job's. Type this where the job was submitted, or in that directory of another clone: its
     commit and difference, as `iris-ray job status` shows them, are restored in a temporary directory and sent, unless
     you give --working-dir or the job was submitted with it on a node of the cluster: then that directory is sent as it
-    is now. The values of --env are not kept; they are taken from your environment, or from --env here. At the address
-    of a dashboard, this command does not work.
+    is now. The values of --env are not kept; they are taken from your environment, or from --env here. Secrets are read
+    again, from the same files and variables. At the address of a dashboard, this command does not work.
     """
     if dashboard_address() is not None:
         raise InvalidRequestError(
@@ -208,14 +223,14 @@ def rerun(context: click.Context, job: str, flags: tuple[str, ...], current_code
         typed = _command_of(job)
         record = None if current_code else code_of(job)
     _require_flags(job, typed.command, own)
-    words = typed.again(own, arguments)
-    shown = shlex.join(["iris-ray", typed.command, *words])
+    shown = shlex.join(["iris-ray", typed.command, *typed.again(own, arguments)])
     if dry_run:
         click.echo(shown)
         return
     say_error(f"running {shown}")
+    words = typed.again(_with_absolute_secrets(own), arguments)
     if record is not None and not typed.has_directory:
-        words = _with_restored_script(typed, words)
+        words = _with_absolute_secrets(_with_restored_script(typed, words))
     with _code(typed, record, current_code):
         _run(context, typed.command, words)
 

@@ -49,8 +49,8 @@ def run(target: str, second: str | None, arguments: tuple[str, ...], flags: JobF
     secrets; a line says how much. Outside of a checkout only the script is sent, except at the address of a dashboard,
     where the current directory is sent as well. --working-dir sends another directory instead.
 
-    The job ends with this command (for one that does not: `iris-ray submit -f`). Ctrl-C asks whether to cancel it;
-    Enter or a second Ctrl-C cancels, n goes on waiting. Without a terminal Ctrl-C cancels at once.
+    The job ends with this command; a job of `iris-ray submit -f` does not. On a terminal, Ctrl-C asks whether to cancel
+    it: Enter or a second Ctrl-C cancels, n continues to wait. Without a terminal, Ctrl-C cancels at once.
 
     TPU_TYPE may also be given with --tpu; `iris-ray host ls` lists the types of the cluster's slices. ARGUMENTS are the
     script's sys.argv[1:], or strings for the function. Results of the function other than None are printed.

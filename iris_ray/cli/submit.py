@@ -58,7 +58,7 @@ class SubmittedRun(TypedDict):
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS]")
 @job_options(JobOptions)
 @click.option("--replicas", type=click.IntRange(1), metavar="N",
-              help="How many tasks; without --group-by, each is placed and retried by itself.")  # fmt: skip
+              help="How many tasks. Without --group-by and --tpu, each is placed and retried by itself.")  # fmt: skip
 @click.option(
     "--group-by",
     metavar="ATTRIBUTE",

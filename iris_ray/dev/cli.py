@@ -117,7 +117,7 @@ class GivenBack(TypedDict):
 
 @dev.command(cls=ScriptCommand)
 @click.argument("type_", metavar="TPU_TYPE", required=False, shell_complete=tpu_types)
-@click.option("--name", metavar="NAME", help="What to call what you hold.  [default: its type]")
+@click.option("--name", metavar="NAME", help="The name of the held slices.  [default: their type]")
 @job_options(GangOptions, but=_NOT_TAKEN)
 @click.option("--idle", type=Duration(60.0), default="1h", show_default=True,
               help="The slices are given back when nothing has run on them for this time.")  # fmt: skip
@@ -138,8 +138,8 @@ def hold(
       iris-ray dev hold v5litepod-16 --preload jax --preload flax
 
     It is a job of the queue, dev-NAME, for which fair share, limits and priorities hold as for any other; `iris-ray ls`
-    shows it. This command ends when the slices are there. If one is lost, the job gets another one. You hold one job of
-    a name at a time.
+    shows it. This command ends when the slices are there. If one is lost, the job gets another one. You can
+    hold one job of each name at a time.
     """
     if (type_ is None) == (flags.tpu_type is None):
         raise click.UsageError("give the TPU type once, as TPU_TYPE or by --tpu, such as v4-32.")

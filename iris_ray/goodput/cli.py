@@ -42,7 +42,7 @@ class GoodputOfAll(TypedDict):
 @click.command()
 @click.argument("job", required=False, shell_complete=all_jobs)
 @click.option("--user", metavar="NAME", help="The jobs of this user, one by one.")
-@click.option("--by", type=click.Choice(("user", "team")), default="user", show_default=True, help="Sums by which.")
+@click.option("--by", type=click.Choice(("user", "team")), default="user", show_default=True, help="Sum up by this.")
 @click.option("--since", type=Time(), help="Jobs that had not ended before then, with all their time.")
 @click.option("--csv", "as_csv", is_flag=True, help="One line of comma-separated values for each job and kind of time.")
 @click.option("--failures", is_flag=True, help="With --csv: one line for each job and cause of failures instead.")
@@ -58,14 +58,15 @@ def goodput(
       iris-ray job goodput --by team           by team instead
       iris-ray job goodput --user ann          the jobs of ann
       iris-ray job goodput train-1a2b3c4d      one job, by kind of time
-      iris-ray job goodput --since 7d --csv    all jobs of a week, for a spreadsheet
+      iris-ray job goodput --since 7d --csv    the remembered jobs of a week, for a spreadsheet
 
     A second table has the cost of failures: the time of the steps that were repeated, and all the time until the next
     new step.
 
     Goodput is the productive share of the time since user code began, as Google's ml-goodput-measurement defines it.
-    Only jobs that are one gang are measured, and those whose tasks call iris_ray.heartbeat(step) have a goodput. Of
-    finished jobs before the latest 1000, only sums by user and team are known.
+    Only jobs that are one gang are measured, and those whose tasks call iris_ray.heartbeat(step) have a goodput. The
+    latest 1000 finished jobs are remembered, or fewer if they have many tasks; of earlier ones, only sums by user and
+    team are known.
     """
     if as_csv and as_json:
         raise click.UsageError("give --csv or --json, not both.")

@@ -63,7 +63,12 @@ class LogText(TypedDict):
 
 @click.command()
 @task_argument(all_jobs)
-@click.option("--follow", "-f", is_flag=True, help="Go on until the job is over, through further attempts.")
+@click.option(
+    "--follow",
+    "-f",
+    is_flag=True,
+    help="Go on until the job is over, through further attempts; with --attempt, until that one ends.",
+)
 @click.option("--attempt", type=click.IntRange(min=1), metavar="N",
               help="This attempt.  [default: the latest; with --grep, the latest ten]")  # fmt: skip
 @click.option("--tail", "-n", type=click.IntRange(min=0), metavar="N", help="Begin with the last N lines.")

@@ -481,11 +481,11 @@ class GangOptions(ContainerOptions, total=False):
         Option(
             default=None,
             check=OneOf((END, ADOPT), or_none=True),
-            help="When a task restarts, the jobs that it has submitted end, or its next attempt can adopt them.",
+            help="When a task restarts, the jobs that it has submitted end, or its next attempt can adopt them."
+            " Default: the value of the job whose task submits this one, or else end.",
             more='With `"adopt"`, a job that the next attempt submits again, under the same name and with the same'
-            " request, continues, or its results are there at once. It ends with the job of the task. Default: the"
-            " value of the job whose task submits this one, or else `end`. Jobs of a `JobGroup` always end. See"
-            " docs/client.md.",
+            " request, continues, or its results are there at once. It ends with the job of the task. Jobs of a"
+            " `JobGroup` always end. See docs/client.md.",
             example='"adopt"',
             flag="--children",
         ),

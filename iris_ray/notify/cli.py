@@ -53,7 +53,7 @@ def _row(one: Notification) -> tuple[str, ...]:
 @json_option(Tested)
 @address_option
 def test(destination: str, as_json: bool) -> None:
-    """Send a test to DESTINATION, such as slack:TEAM_HOOK, once, and say whether the receiver has taken it.
+    """Send a test to DESTINATION, such as slack:TEAM_HOOK, once, and say whether the receiver has accepted it.
 
     The exit code is 1 if it has not.
     """
@@ -65,8 +65,8 @@ def test(destination: str, as_json: bool) -> None:
     if as_json:
         print_json(found)
     elif not found.problem:
-        click.echo(f"{found.to} has taken the test")
+        click.echo(f"{found.to} has accepted the test")
     if found.problem:
         if not as_json:
-            click.echo(f"error: {found.to} has not taken the test: {found.problem}", err=True)
+            click.echo(f"error: {found.to} has not accepted the test: {found.problem}", err=True)
         raise SystemExit(FAILED)

@@ -117,8 +117,9 @@ def port_forward(name: str, words: tuple[str, ...]) -> None:
       iris-ray port-forward train-1a2b3c4d 6006          http://localhost:6006 leads to port 6006 on task 0's host
       iris-ray port-forward train-1a2b3c4d/3 8080:6006   http://localhost:8080 leads to port 6006 on task 3's host
 
-    It listens on this machine's loopback interface only; with 0 as LOCAL, on any free port. When the task moves to
-    another host, open connections close, and new ones lead to the new host. It ends when the job ends, or at Ctrl-C.
+    It listens on this machine's loopback interface only, and with the URL of a dashboard on that of the head as well;
+    with 0 as LOCAL, on any free port. When the task moves to another host, open connections close, and new ones lead to
+    the new host. It ends when the job ends, or at Ctrl-C.
     """
     *task, ports = words
     if len(task) > 1 or not all(one.isdecimal() and len(one) < 10 for one in task):

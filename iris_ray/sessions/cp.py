@@ -152,7 +152,8 @@ def cp(source: str, target: str | None, output: bool, attempt: int | None, as_js
       iris-ray cp --output train-1a2b3c4d/3 ./of-task-3    copies all of task 3's latest attempt that has left any
       iris-ray cp --output train-1a2b3c4d/3:a.json -       writes a tar stream to stdout
 
-    Of these, links out of the directory, FIFOs and files of more than 1 GiB that are mostly holes are left out.
+    Such a copy leaves out links out of the directory, FIFOs, sockets, files that can't be opened, and files of more
+    than 1 GiB that are mostly holes.
     """
     if attempt is not None and not output:
         raise click.UsageError("--attempt goes with --output.")

@@ -155,8 +155,8 @@ def evict(client: SlotClient, slot: str, as_json: bool) -> None:
     """End a slot after its running requests.
 
     Requests that still run after drain_s, a minute by default, are cut off. They run again if they may be repeated and
-    their callers have no part of the answer yet. Sessions take no further calls; their running calls have as long. If
-    the model then has fewer slots than its replicas, or requests for it wait, it is loaded again.
+    their callers have no part of the answer yet. Sessions take no further calls; their running calls get the same
+    time. If the model then has fewer slots than its replicas, or requests for it wait, it is loaded again.
     """
     client.evict(slot)
     if as_json:
@@ -209,8 +209,8 @@ def serve(file: Path, dry_run: bool, form: ListForm) -> None:
       iris-ray serve models.toml
       kill -HUP PID                               # reads the file again
 
-    docs/serving.md describes the file. A file that makes no sense is refused as a whole, also when it is read again:
-    then the models are served as before. Models, aliases and keys can be changed in this way; hosts, name, address,
+    docs/serving.md describes the file. An invalid file is refused as a whole. If it is invalid when it is read again,
+    the models are served as before. Models, aliases and keys can be changed in this way; hosts, name, address,
     timeout_s and policy only by a restart. After SIGTERM, running requests may go on for 30 s; after Ctrl-C, for 2 s.
     --json and --quiet are for --dry-run.
     """

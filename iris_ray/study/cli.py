@@ -197,7 +197,7 @@ class PolicyReport(Report):
     "--duration",
     "length",
     type=Duration(0, MOST_S, above=True),
-    help="How much is simulated.  [default: the days of FLEET.toml]",
+    help="The simulated time.  [default: the days of FLEET.toml]",
 )
 @click.option(
     "--seed", type=click.IntRange(0), metavar="N", help="Another seed: other jobs and losses of the same kind."

@@ -103,6 +103,23 @@ def test_rerun_of_a_directory_sent_through_the_dashboard_says_what_is_missing(
     assert "; sent all of --working-dir" in world.iris("job", "status", job).stdout
 
 
+def test_rerun_reads_the_files_of_secrets_of_its_own_directory(
+    world: ControllerInProcess, clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (clone / "token.txt").write_text("s3cr3t\n")  # travels in no checkout
+    job = submitted(world, "--secret", "HF_TOKEN=token.txt")
+    again = world.iris("rerun", job, "--secret=OTHER=token.txt").stdout.strip()
+    assert again != job
+    (clone / "token.txt").unlink()
+    assert f"{clone / 'token.txt'} can't be read" in world.iris("rerun", job, code=USAGE, quotes=True).stderr
+
+    monkeypatch.setenv(CODE.name, "0")
+    job = submitted(world)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.txt").write_text("s3cr3t\n")
+    assert world.iris("rerun", job, "--secret", "HF_TOKEN=mine.txt").stdout.strip()
+
+
 def test_rerun_elsewhere_says_which_commit_is_missing(
     world: ControllerInProcess, clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,7 +31,13 @@ from iris_ray.cli.main import Commands, main
 from iris_ray.cli.run import run
 from iris_ray.cli.submit import submit
 from iris_ray.client import run_on_pod
-from iris_ray.errors import ControllerUnavailableError, JobCancelledError, NoClusterError, UnknownTPUTypeError
+from iris_ray.errors import (
+    ControllerUnavailableError,
+    JobCancelledError,
+    NoClusterError,
+    TokenRefusedError,
+    UnknownTPUTypeError,
+)
 from iris_ray.model.checks import unknown
 from iris_ray.model.options import JobOptions, PodOptions, options_of
 from iris_ray.model.topology import get_tpu_config
@@ -47,6 +53,7 @@ COMPLETION = "_IRIS_RAY_COMPLETE"
         (UnknownTPUTypeError("x"), USAGE),
         (NoClusterError("x"), NO_CLUSTER),
         (ControllerUnavailableError("x"), NO_CLUSTER),
+        (TokenRefusedError("x"), NO_CLUSTER),
         (JobCancelledError("x"), FAILED),
         (KeyError("x"), FAILED),
         (KeyboardInterrupt(), INTERRUPTED),

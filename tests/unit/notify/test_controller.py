@@ -239,11 +239,11 @@ def test_same_place_twice_and_chip_hours_without_gang_are_refused(world: Control
 
 
 def test_person_tests_destinations(world: ControllerInProcess, hook: Webhook, box: Mailbox, tmp_path: Path) -> None:
-    assert world.iris("job", "notifications", "test", "slack:HOOK").output == "slack:HOOK has taken the test\n"
+    assert world.iris("job", "notifications", "test", "slack:HOOK").output == "slack:HOOK has accepted the test\n"
     assert "ann tests this destination" in hook.got[-1].json["text"]
     hook.answers += [(404, {})]
     said = world.iris("job", "notifications", "test", ALL, code=FAILED).stderr
-    assert "http:HOOK has not taken the test: HTTP 404" in said
+    assert "http:HOOK has not accepted the test: HTTP 404" in said
     world.iris("cluster", "settings", "set", f"notify_smtp=127.0.0.1:{box.port},from=iris@example.org,tls=off")
     world.iris("job", "notifications", "test", "email:ann@example.org")
     assert box.mails[0]["Subject"] == "Job test succeeded"
