@@ -164,7 +164,10 @@ def restored_from(root: Path, *hosts: int, layout: Layout = BY_SLICE, slices: in
     dirs = [root / str(host) if host in hosts else root / f"new {host}" for host in range(2)]
     for each in dirs:
         each.mkdir(exist_ok=True)
-    found = Attempt([layout], dirs, slices, attempt=9).restore()
+    attempt = Attempt([layout], dirs, slices, attempt=9)
+    found = attempt.restore()
+    for steps in attempt.steps:
+        steps.finish()  # else it goes on in the background, beside the attempt that saves there
     if found == [None, None]:
         return None
     steps = {each[0] for each in found if each is not None}
