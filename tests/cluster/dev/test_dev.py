@@ -75,7 +75,7 @@ def test_held_slice_runs_edits_survives_loss_and_goes_back(cluster: SimulatedClu
     assert re.search(r"is lost, and the run has ended with it .* iris-ray dev run mine", err)
     (person.here / "train.py").write_text(JOINS_ALL)
     ran = person.types("run", "mine", "--", "python", "train.py")
-    assert "sent 1 of 1 files" in ran.stderr
+    assert "sent 1 of 1 file" in ran.stderr
     assert not set(SLICE_OF.findall(ran.stdout)) & {slice_name}
 
     person.types("stop", "mine")
