@@ -109,7 +109,7 @@ def test_notebook_goes_on_after_loss_of_slice(cluster: SimulatedCluster, tmp_pat
         cluster.preempt_slice(slice_name)
         is_well, _, err = notebook.run("%%slice mine\nimport time\ntime.sleep(60)")
         assert not is_well
-        assert "run again what you need of In [2], In [3]" in err
+        assert "if you need them, run these cells again: In [2], In [3]" in err
         is_well, out, err = notebook.run(cell)
         assert is_well, err
         assert out.count("| 2\n") == 2
