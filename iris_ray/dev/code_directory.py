@@ -154,7 +154,8 @@ class CodeDirectory:
         """
         if sent is None and (packed := self._packed()) != self:
             return packed.in_words()
-        files = f"{len(self.files)} files" if sent is None else f"{sent} of {len(self.files)} files"
+        count = len(self.files)
+        files = f"{'' if sent is None else f'{sent} of '}{count} file{'s' * (count != 1)}"
         shown = [*self.left_out[:4], *([f"{len(self.left_out) - 4} more"] if self.left_out[4:] else [])]
         without = f"; left out: {', '.join(shown)}" if shown else ""
         return f"{files}, {in_bytes(self.size if sent is None else sent_bytes)}{without}"

@@ -446,7 +446,7 @@ def _say_what_is_sent(config: RayJobConfig, says: bool) -> tuple[str, list[str]]
             )
 
     walk_package(directory, list(config.excludes), add)
-    what = f"{directory}: {files} files, {_in_words(total)}"
+    what = f"{directory}: {files} file{'s' * (files != 1)}, {_in_words(total)}"
     if says:
         print(f"iris_ray: sending {what}", file=sys.stderr)
     if looks_secret and says:

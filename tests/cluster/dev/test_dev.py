@@ -75,7 +75,7 @@ def test_held_slice_runs_edits_survives_loss_and_goes_back(cluster: SimulatedClu
     assert re.search(r"is lost, and the run has ended with it .* iris-ray dev run mine", err)
     (person.here / "train.py").write_text(JOINS_ALL)
     ran = person.types("run", "mine", "--", "python", "train.py")
-    assert "sent 1 of 1 files" in ran.stderr
+    assert "sent 1 of 1 file" in ran.stderr
     assert not set(SLICE_OF.findall(ran.stdout)) & {slice_name}
 
     person.types("stop", "mine")
@@ -109,7 +109,7 @@ def test_notebook_goes_on_after_loss_of_slice(cluster: SimulatedCluster, tmp_pat
         cluster.preempt_slice(slice_name)
         is_well, _, err = notebook.run("%%slice mine\nimport time\ntime.sleep(60)")
         assert not is_well
-        assert "run again what you need of In [2], In [3]" in err
+        assert "if you need them, run these cells again: In [2], In [3]" in err
         is_well, out, err = notebook.run(cell)
         assert is_well, err
         assert out.count("| 2\n") == 2

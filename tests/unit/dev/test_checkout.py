@@ -292,13 +292,13 @@ def test_record_of_a_stranger_is_refused(stored: bytes) -> None:
 
 
 def test_difference_that_compresses_well_is_cut_as_well() -> None:
-    stored = CodeRecord("1" * 40, "main", "+" * (20 << 20), "1 files").to_bytes()
+    stored = CodeRecord("1" * 40, "main", "+" * (20 << 20), "1 file").to_bytes()
     assert CodeRecord.of_bytes(stored).difference.endswith(CUT)
 
 
 def test_large_difference_is_cut_and_says_so() -> None:
     text = "\n".join(f"+{random.Random(n).random()}" for n in range(20_000))
-    stored = CodeRecord("1" * 40, "main", text, "1 files").to_bytes()
+    stored = CodeRecord("1" * 40, "main", text, "1 file").to_bytes()
     assert len(stored) <= MOST_STORED_BYTES
     found = CodeRecord.of_bytes(stored)
     assert found.difference.endswith(CUT)

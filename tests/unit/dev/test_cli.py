@@ -39,7 +39,7 @@ def test_run_prints_by_host_and_ends_with_code(hosts: HeldHosts) -> None:
     assert sorted(out.splitlines()) == ["v4-16-0/0| out", "v4-16-0/1| out"]
     assert run.returncode == 1
     said, *rest = err.splitlines()
-    assert said.startswith("iris-ray: sent 1 of 1 files, ")
+    assert said.startswith("iris-ray: sent 1 of 1 file, ")
     assert said.endswith("; left out: .env (looks like a secret)")
     assert {"v4-16-0/0| err", "v4-16-0/1| err"} <= {*rest}
 

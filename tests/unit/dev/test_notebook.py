@@ -40,7 +40,7 @@ def test_cells_run_on_all_hosts_until_they_are_lost(hosts: HeldHosts, notebook: 
     hosts.write(helper="def double(x):\n    return 2 * x\n")
     is_well, out, err = notebook.run("%%slice mine\nimport os, helper\nhost = os.getcwd()[-6]\nx = helper.double(4)")
     assert (is_well, out) == (True, "")
-    assert err.startswith("sent 1 of 1 files")
+    assert err.startswith("sent 1 of 1 file")
     assert lines(notebook.run("%%slice mine\nprint('on', host)\nx + 1")[1]) == [
         "v4-16-0/0| 9", "v4-16-0/0| on 0", "v4-16-0/1| 9", "v4-16-0/1| on 1"
     ]  # fmt: skip

@@ -49,7 +49,7 @@ def test_variables_come_from_names_or_file(dashboard: Dashboard, url: str) -> No
     assert dashboard.jobs["mine"]["runtime_env"]["env_vars"] == {"MINE": "of here"}
     assert b'{"TOKEN": "s3cret"}' in dashboard.packages
     assert "s3cret" not in done.output
-    assert ": 1 files, " in done.stderr
+    assert ": 1 file, " in done.stderr
 
 
 def test_job_commands_use_id_at_same_address(dashboard: Dashboard, url: str) -> None:
