@@ -46,13 +46,16 @@ from faults import freeze_host, kill_host, kill_task, sound_slices, spare_is_rea
 from iris_ray import run_on_pod_ray
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
+from iris_ray.state.attempt_ends import QUICK_S
 from iris_ray.testing import SimulatedCluster
 from progress_programs import KEEPERS, PHASES, PRELOAD, train, train_with_levanter
 
 TPU_TYPE, TASKS = "v4-16", 4
 COLUMNS = ("detect", "restart", "import", "join", "restore", "compile", "first step")
 QUIET_S = 3.0
-"""From the moment when the spare is ready to the fault."""
+"""Seconds in which nothing happens, before and after a run is measured."""
+BETWEEN_S = QUICK_S + 1.0
+"""From the moment when the spare is ready to the fault: the Controller pauses after attempts that end sooner."""
 PATIENCE_S = 180.0
 CALIBRATION_EVERY, CALIBRATION_SAVES = 100, 8
 """So many steps that what goes on in the background ends before the next save."""
@@ -144,7 +147,7 @@ class Run:
     def hit(self, fault: Callable[["Run"], set[int]], announced: bool) -> Sample:
         """Have a fault happen between two saves; return what it cost."""
         self._until(spare_is_ready)
-        time.sleep(QUIET_S)
+        time.sleep(BETWEEN_S)
         if self._saves:
             middle = self._until(lambda: self._last_save() + 1) - 1 + self._every // 2
             middle += max(0, math.ceil((self._last_step() - middle) / self._every)) * self._every
