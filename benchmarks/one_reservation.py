@@ -2,14 +2,13 @@
 
     python benchmarks/one_reservation.py                        # a month, all policies; some minutes
     python benchmarks/one_reservation.py --days 2               # ten seconds
-    python benchmarks/one_reservation.py --policy bands         # one policy
+    python benchmarks/one_reservation.py --policy held          # one policy
     python benchmarks/one_reservation.py --trace openb_pod_list_default.csv
 
 Policies, all on the same jobs:
 
 - apart: each size has slices of its own for ever.
-- idle: the real provisioner; a waiting job gets the chips of idle slices of other sizes.
-- bands: the same, and lower bands leave slices of other sizes, or idle ones are held until they suffice.
+- idle, lower-bands, held: the real provisioner, with this ``--take-back``.
 
 The Controller's own code and the provisioner decide, in virtual time; Google is on paper. A slice is made within five
 minutes of its request and deleted within three: assumptions, not measurements.
@@ -39,7 +38,7 @@ from alibaba import jobs_of_last_days
 from iris_ray.capacity import provisioner as provisioner_module
 from iris_ray.capacity.core import CapacityReport
 from iris_ray.capacity.demand import WaitingGang, demand_of, slices_to_remove
-from iris_ray.capacity.holdings import Settings
+from iris_ray.capacity.holdings import Reach, Settings
 from iris_ray.capacity.lower_bands import ChipsLeft, ChipsWanted, left_for, promise_for
 from iris_ray.capacity.provider import OWNER_LABEL, HostSettings, Market, NewSlice, QueuedSlice, QueuedState, Source
 from iris_ray.capacity.provisioner import CLOSED_S, GIVEN_BACK, Jobs, Provisioner
@@ -60,7 +59,8 @@ from iris_ray.study import Simulation
 from iris_ray.study.jobs import Arrival, JobStream, RunTimes, SimulatedJob, merged, slice_spec
 from iris_ray.study.report import percentile
 
-POLICIES = ("apart", "idle", "bands")
+APART = "apart"
+POLICIES = (APART, *(reach.value for reach in Reach))
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 EVERY_S = 60.0
 MADE_S, DELETED_S = 5 * MINUTE, 3 * MINUTE
@@ -134,17 +134,18 @@ class Zone(Jobs):
     Args:
         simulation: the cluster.
         chips: the number of chips of the reservation.
-        reserves: whether slices of other sizes are reserved, both the ones that lower bands leave and held ones.
+        take_back: how far the provisioner goes to free chips for a waiting job.
     """
 
     location = HERE
 
-    def __init__(self, simulation: Simulation, chips: int, reserves: bool) -> None:
-        self._simulation, self._state, self._reserves = simulation, simulation.state, reserves
+    def __init__(self, simulation: Simulation, chips: int, take_back: Reach) -> None:
+        self._simulation, self._state = simulation, simulation.state
         self.slices: dict[str, PaperSlice] = {}
         self.made, self._chips = 0, chips
         self._source = Source.reserved(f"{HERE}/reservations/res:{chips}")
-        settings = Settings("b", tuple(map(get_tpu_config, TYPES)), (self._source,), least=0, most=99, idle_s=600.0)
+        types = tuple(map(get_tpu_config, TYPES))
+        settings = Settings("b", types, (self._source,), least=0, most=99, idle_s=600.0, take_back=take_back)
         hosts = HostSettings("image", {OWNER_LABEL: "b"}, "")
         clock = SimpleNamespace(time=lambda: 1.7e9 + simulation.now, monotonic=lambda: simulation.now)
         setattr(provisioner_module, "time", clock)  # noqa: B010 - the provisioner lives in virtual time
@@ -212,8 +213,7 @@ class Zone(Jobs):
             hosts = fleet.slice_workers(name)
             in_use = any(host.occupants or fleet.holder_of(host) for host in hosts)
             joined[name] = Joined(True, in_use, any(TAINT_PREFIX + GIVEN_BACK in host.attributes for host in hosts))
-        gangs = demand_of(self._state, self._simulation.waits, self._simulation.now)
-        return [gang if self._reserves else replace(gang, may_reserve=False) for gang in gangs], joined
+        return demand_of(self._state, self._simulation.waits, self._simulation.now), joined
 
     def leave_chips(self, wanted: ChipsWanted) -> ChipsLeft:
         now = self._simulation.now
@@ -256,8 +256,8 @@ def add_slice(simulation: Simulation, name: str, config: TPUConfig) -> None:
 def run(policy: str, load: Load, days: float) -> str:
     """Simulate a policy, and return a row of the table."""
     simulation = Simulation(plan_every_s=5.0)
-    zone = Zone(simulation, load.chips, reserves=policy == "bands")
-    if policy == "apart":
+    zone = Zone(simulation, load.chips, Reach.HELD if policy == APART else Reach(policy))
+    if policy == APART:
         for tpu_type, count in load.apart.items():
             for number in range(count):
                 add_slice(simulation, f"{tpu_type}-{number}", get_tpu_config(tpu_type))

@@ -18,7 +18,7 @@ from iris_ray.actors.protocol.status import WorkerStatus
 from iris_ray.capacity.calls import CapacityCalls
 from iris_ray.capacity.core import CapacityReport
 from iris_ray.capacity.demand import WaitingGang
-from iris_ray.capacity.holdings import Settings
+from iris_ray.capacity.holdings import Reach, Settings
 from iris_ray.capacity.lower_bands import MOST_SECONDS, ChipsLeft, ChipsWanted
 from iris_ray.capacity.prices import Prices
 from iris_ray.capacity.provider import (
@@ -472,9 +472,14 @@ class Provisioner:
         self._lease_again()
         try:
             wanted = replace(action.wanted, may_hold=may_hold and action.wanted.may_hold, seconds=self._lease_s)
-            return self._jobs.leave_chips(wanted)
+            left = self._jobs.leave_chips(wanted)
         except NotPermittedError as error:
             return ChipsLeft(why_not=str(error))
+        if left.slices or wanted.may_hold:
+            return left
+        reach = self._settings.take_back
+        why = "a job before it holds slices" if reach is Reach.HELD else reach.flag
+        return replace(left, why_not=f"{left.why_not}; none are held for it: {why}")
 
     def _asked(self, action: LeaveChips, left: ChipsLeft) -> TakeBack | Wait:
         """Remember the answer to a question. Return what is done, or why the gang waits."""
