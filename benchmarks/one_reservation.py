@@ -2,14 +2,13 @@
 
     python benchmarks/one_reservation.py                        # a month, all policies; some minutes
     python benchmarks/one_reservation.py --days 2               # ten seconds
-    python benchmarks/one_reservation.py --policy bands         # one policy
+    python benchmarks/one_reservation.py --policy held          # one policy
     python benchmarks/one_reservation.py --trace openb_pod_list_default.csv
 
 Policies, all on the same jobs:
 
 - apart: each size has slices of its own for ever.
-- idle: the real provisioner; a waiting job gets the chips of idle slices of other sizes.
-- bands: the same, and lower bands leave slices of other sizes, or idle ones are held until they suffice.
+- idle, lower-bands, held: the real provisioner, with this ``--take-back``.
 
 The Controller's own code and the provisioner decide, in virtual time; Google is on paper. A slice is made within five
 minutes of its request and deleted within three: assumptions, not measurements.
@@ -30,42 +29,25 @@ All jobs heed notices. Those of BATCH, of PRODUCTION and of the trace save every
 import argparse
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
 
 from alibaba import jobs_of_last_days
-from iris_ray.capacity import provisioner as provisioner_module
-from iris_ray.capacity.core import CapacityReport
-from iris_ray.capacity.demand import WaitingGang, demand_of, slices_to_remove
-from iris_ray.capacity.holdings import Settings
-from iris_ray.capacity.lower_bands import ChipsLeft, ChipsWanted, left_for, promise_for
-from iris_ray.capacity.provider import OWNER_LABEL, HostSettings, Market, NewSlice, QueuedSlice, QueuedState, Source
-from iris_ray.capacity.provisioner import CLOSED_S, GIVEN_BACK, Jobs, Provisioner
-from iris_ray.capacity.provisioning import Joined
-from iris_ray.model.constraints import TAINT_PREFIX, AttributeValue
+from iris_ray.capacity.simulated import SimulatedReservation, reaches
 from iris_ray.model.options import PriorityBand
-from iris_ray.model.topology import TPUConfig, get_tpu_config
-from iris_ray.model.workers import TPU, TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
+from iris_ray.model.topology import get_tpu_config
+from iris_ray.model.workers import TPU
 from iris_ray.scheduler.eviction_costs import DEFAULT_RULES
-from iris_ray.state.events import (
-    SliceReleasedEvent,
-    TaintedEvent,
-    TaintLiftedEvent,
-    WorkerFailedEvent,
-    WorkerRegisteredEvent,
-)
 from iris_ray.study import Simulation
+from iris_ray.study.agenda import Timings
+from iris_ray.study.hosts import CPUS
 from iris_ray.study.jobs import Arrival, JobStream, RunTimes, SimulatedJob, merged, slice_spec
 from iris_ray.study.report import percentile
 
-POLICIES = ("apart", "idle", "bands")
-MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
-EVERY_S = 60.0
-MADE_S, DELETED_S = 5 * MINUTE, 3 * MINUTE
-HERE = "projects/p/locations/here"
-TYPES = ("v6e-16", "v6e-64", "v6e-128")
+APART = "apart"
+POLICIES = (APART, *reaches())
+HOUR, DAY = 3600.0, 86_400.0
 _, PRODUCTION, INTERACTIVE, BATCH = PriorityBand
 USERS = (("ann", 1.0), ("bea", 1.0), ("cy", 1.0))
 STREAMS = (
@@ -121,152 +103,18 @@ class Load:
         return Load({"v6e-16": 16, "v6e-64": 1, "v6e-128": 1}, kinds, tuple(arrivals))
 
 
-@dataclass
-class PaperSlice:
-    listed: QueuedSlice
-    config: TPUConfig
-    leaves: bool = False
-
-
-class Zone(Jobs):
-    """The zone of the reservation, and the cluster as a provisioner sees it.
-
-    Args:
-        simulation: the cluster.
-        chips: the number of chips of the reservation.
-        reserves: whether slices of other sizes are reserved, both the ones that lower bands leave and held ones.
-    """
-
-    location = HERE
-
-    def __init__(self, simulation: Simulation, chips: int, reserves: bool) -> None:
-        self._simulation, self._state, self._reserves = simulation, simulation.state, reserves
-        self.slices: dict[str, PaperSlice] = {}
-        self.made, self._chips = 0, chips
-        self._source = Source.reserved(f"{HERE}/reservations/res:{chips}")
-        settings = Settings("b", tuple(map(get_tpu_config, TYPES)), (self._source,), least=0, most=99, idle_s=600.0)
-        hosts = HostSettings("image", {OWNER_LABEL: "b"}, "")
-        clock = SimpleNamespace(time=lambda: 1.7e9 + simulation.now, monotonic=lambda: simulation.now)
-        setattr(provisioner_module, "time", clock)  # noqa: B010 - the provisioner lives in virtual time
-        self._provisioner = Provisioner(settings, [self], self, hosts, every_s=EVERY_S, print_line=lambda *_: None)
-
-    def turn(self) -> None:
-        """Take a turn of the provisioner, and plan the next one."""
-        self._provisioner.turn()
-        self._simulation.agenda.after(EVERY_S, self.turn)
-
-    def release_warm(self) -> None:
-        """Do once a second what the Controller does: pools release warm slices that are to be removed."""
-        state = self._state
-        for job in state.pending().others.values():
-            for name in slices_to_remove(job, state.fleet):
-                holder = state.holders.get(name)
-                if holder is not None and not any(host.occupants for host in state.fleet.slice_workers(name)):
-                    self._simulation.apply([SliceReleasedEvent(name, holder)])
-
-    # -- Google ----------------------------------------------------------------------------------------------------
-
-    def require_type(self, config: TPUConfig) -> None:
-        """Take every type: this Google has all of them."""
-
-    def queued_slices(self) -> list[QueuedSlice]:
-        return [replace(one.listed, state=QueuedState.DELETING) if one.leaves else one.listed for one in self._all()]
-
-    def _all(self) -> list[PaperSlice]:
-        return list(self.slices.values())
-
-    def create(self, wanted: NewSlice) -> str | None:
-        listed = QueuedSlice(
-            wanted.name, wanted.config.accelerator_type, QueuedState.PROVISIONING, {OWNER_LABEL: "b"},
-            location=HERE, market=Market.RESERVED, reservation=self._source.reservation,
-        )  # fmt: skip
-        self.slices[wanted.name] = PaperSlice(listed, wanted.config)
-        if sum(one.config.chip_count for one in self._all()) > self._chips:
-            raise RuntimeError("a chip has two owners")
-        self.made += 1
-        self._simulation.agenda.after(MADE_S, self._is_made, wanted.name)
-        return None
-
-    def _is_made(self, name: str) -> None:
-        if (one := self.slices.get(name)) is not None and not one.leaves:
-            one.listed = replace(one.listed, state=QueuedState.ACTIVE)
-            add_slice(self._simulation, name, one.config)
-
-    def delete(self, name: str) -> str | None:
-        if (one := self.slices.get(name)) is not None and not one.leaves:
-            one.leaves = True
-            self._simulation.agenda.after(DELETED_S, self._is_gone, name)
-        return None
-
-    def _is_gone(self, name: str) -> None:
-        for host in list(self._state.fleet.slice_workers(name)):
-            self._simulation.pools.host_is_lost(host)
-            self._simulation.apply([WorkerFailedEvent(host.node_id, "its slice is deleted")])
-        del self.slices[name]
-
-    # -- the cluster -----------------------------------------------------------------------------------------------
-
-    def look(self) -> tuple[Sequence[WaitingGang] | None, Mapping[str, Joined]]:
-        fleet, joined = self._state.fleet, {}
-        for name in fleet.grouping(TPU_NAME):
-            hosts = fleet.slice_workers(name)
-            in_use = any(host.occupants or fleet.holder_of(host) for host in hosts)
-            joined[name] = Joined(True, in_use, any(TAINT_PREFIX + GIVEN_BACK in host.attributes for host in hosts))
-        gangs = demand_of(self._state, self._simulation.waits, self._simulation.now)
-        return [gang if self._reserves else replace(gang, may_reserve=False) for gang in gangs], joined
-
-    def leave_chips(self, wanted: ChipsWanted) -> ChipsLeft:
-        now = self._simulation.now
-        event = promise_for(wanted, self._state, DEFAULT_RULES, self._simulation.waits, now)
-        if isinstance(event, str):
-            return ChipsLeft(why_not=event)
-        if event is not None:
-            self._simulation.apply([event])
-        return left_for(wanted.job_id, self._state, now)
-
-    def lease(self, owner: str, instance: str, seconds: float) -> None:
-        pass
-
-    def report(self, report: CapacityReport) -> None:
-        pass
-
-    def close(self, name: str) -> None:
-        self._simulation.apply([TaintedEvent(name, GIVEN_BACK, "it goes", self._simulation.now + CLOSED_S)])
-
-    def reopen(self, name: str) -> None:
-        self._simulation.apply([TaintLiftedEvent(name, GIVEN_BACK)])
-
-
-def add_slice(simulation: Simulation, name: str, config: TPUConfig) -> None:
-    """Add a slice's hosts to the cluster."""
-    shared = {
-        TPU_NAME: AttributeValue(name),
-        TPU_TOPOLOGY: AttributeValue(config.name),
-        TPU_VM_COUNT: AttributeValue(config.vm_count),
-    }
-    resources = {TPU: float(config.chips_per_vm), "CPU": 120.0}
-    simulation.apply(
-        WorkerRegisteredEvent(
-            f"{name}-{number}", "10.0.0.1", {**shared, TPU_WORKER_ID: AttributeValue(number)}, resources
-        )
-        for number in range(config.vm_count)
-    )
-
-
 def run(policy: str, load: Load, days: float) -> str:
     """Simulate a policy, and return a row of the table."""
-    simulation = Simulation(plan_every_s=5.0)
-    zone = Zone(simulation, load.chips, reserves=policy == "bands")
-    if policy == "apart":
+    simulation, timings = Simulation(plan_every_s=5.0), Timings()
+    zone: SimulatedReservation | None = None
+    if policy == APART:
         for tpu_type, count in load.apart.items():
-            for number in range(count):
-                add_slice(simulation, f"{tpu_type}-{number}", get_tpu_config(tpu_type))
+            simulation.hosts.add_slices(tpu_type, count)
     else:
-        simulation.agenda.after(EVERY_S, zone.turn)
+        cpus = dict.fromkeys(load.apart, CPUS)
+        zone = SimulatedReservation(simulation, cpus, load.chips, policy, DEFAULT_RULES, timings)
     simulation.submit_all(iter(load.arrivals))
-    for number in range(1, int(days * DAY / 15.0) + 1):
-        simulation.run_until(number * 15.0)
-        zone.release_warm()
+    simulation.run_until(days * DAY)
     now, history = simulation.now, simulation.history
     cells = []
     for kind in load.kinds:
@@ -283,7 +131,8 @@ def run(policy: str, load: Load, days: float) -> str:
     whole = load.chips * now
     evicted = sum(attempt.outcome in ("evicted", "moved") for attempt in history.attempts)
     done = sum(job.ended_at is not None for job in history.jobs.values())
-    figures = f"{work / whole:.1%} | {lost / whole:.2%} | {evicted} | {zone.made} | {done} of {len(history.jobs)}"
+    made = zone.made if zone is not None else 0
+    figures = f"{work / whole:.1%} | {lost / whole:.2%} | {evicted} | {made} | {done} of {len(history.jobs)}"
     return f"| {policy} | {' | '.join(cells)} | {figures} |"
 
 

@@ -12,7 +12,7 @@ from iris_ray.actors.calls.controller_connection import ControllerConnection, fi
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.capacity.cloud_tpu import NOT_SERVED, CloudTpu
 from iris_ray.capacity.compute_engine import ComputeEngine, machine_type
-from iris_ray.capacity.holdings import Settings
+from iris_ray.capacity.holdings import Reach, Settings
 from iris_ray.capacity.prices import Prices, read_prices
 from iris_ray.capacity.provider import OWNER_LABEL, HostSettings, Market, Provider, Source
 from iris_ray.capacity.provisioner import Jobs, Provisioner, print_line
@@ -178,6 +178,14 @@ class ProvisionerLine(TypedDict):
     " chips.",
 )
 @click.option(
+    "--take-back",
+    type=click.Choice([reach.value for reach in Reach]),
+    default=Reach.HELD.value,
+    show_default=True,
+    help=f"Which slices of other types lose their chips to a waiting job: {Reach.IDLE} ones, also those that jobs of"
+    f" {Reach.LOWER_BANDS} leave, or also ones {Reach.HELD} until enough of them are idle.",
+)
+@click.option(
     "--every",
     "every_s",
     type=Duration(1, DAY_S),
@@ -219,6 +227,7 @@ def provision(
     external_ips: bool,
     owner: str,
     idle_s: float,
+    take_back: str,
     every_s: float,
     price_file: Path | None,
     once: bool,
@@ -232,8 +241,8 @@ def provision(
 
     It also deletes slices that have failed, have lacked hosts for minutes or never join the cluster. If --budget, or
     the chips of a reservation or location, leave no room for a waiting job, it deletes slices of other types for the
-    job: idle ones, or ones that jobs of lower bands have to leave. You must be an operator, except to delete failed or
-    suspended slices and requests that wait. docs/provisioner.md has the rules.
+    job: idle ones, or, as far as --take-back says, ones that jobs of lower bands have to leave. You must be an
+    operator, except to delete failed or suspended slices and requests that wait. docs/provisioner.md has the rules.
 
     \b
       iris-ray cluster provision --tpu v6e-16 --max 4 --spot --runtime-version v2-alpha-tpuv6e --dry-run
@@ -277,7 +286,7 @@ def provision(
     with cluster():
         if not sources:
             sources = [Source(location, market) for location in _zones_of_the_cluster()]
-        settings = Settings(owner, configs, tuple(sources), least, most, idle_s, max_wait_s, budget)
+        settings = Settings(owner, configs, tuple(sources), least, most, idle_s, max_wait_s, budget, Reach(take_back))
         zones = [at(location) for location in dict.fromkeys(source.location for source in sources)]
         for zone in zones:
             for config in configs:

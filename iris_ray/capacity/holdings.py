@@ -4,11 +4,28 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from iris_ray.capacity.provider import OWNER_LABEL, QueuedSlice, Source
 from iris_ray.capacity.provisioning_history import Unconfirmed
 from iris_ray.capacity.reservations import Lack
 from iris_ray.model.topology import TPUConfig
+
+
+class Reach(StrEnum):
+    """How far a provisioner goes to free chips of slices of other types for a waiting gang."""
+
+    IDLE = "idle"
+    """Only requests and idle slices go."""
+    LOWER_BANDS = "lower-bands"
+    """Also slices that jobs of lower bands leave."""
+    HELD = "held"
+    """Slices are held for the gang as well, until enough of them are idle."""
+
+    @property
+    def flag(self) -> str:
+        """The option with this value."""
+        return f"--take-back {self}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +41,7 @@ class Settings:
         idle_s: seconds after which an unneeded slice is deleted.
         max_wait_s: seconds after which a request that still waits is given up, if another source can be asked.
         budget: how many chips it asks for and holds at most, of all types and sources together; None: no limit.
+        take_back: how far it goes to free chips for a gang.
     """
 
     owner: str
@@ -34,6 +52,7 @@ class Settings:
     idle_s: float
     max_wait_s: float = math.inf
     budget: int | None = None
+    take_back: Reach = Reach.HELD
 
     def prefix(self, config: TPUConfig) -> str:
         return f"iris-{self.owner}-{config.name}-"

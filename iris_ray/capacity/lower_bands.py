@@ -141,9 +141,10 @@ def promise_for(
         leave_at = [gang.eviction.deadline if gang.eviction else gang.leaves_by(now, deadline) for gang in gangs]
         leave, removed_by = tuple(sorted(victims)), max([now, *leave_at]) + seconds
         return PromiseEvent(wanted.job_id, _hosts_of((*own, *names), state), leave, deadline, removed_by=removed_by)
-    held = search.hold() if wanted.may_hold else "a job before it holds slices"
+    held = search.hold() if wanted.may_hold else ""  # the provisioner knows why not
     if isinstance(held, str):
-        return PromiseEvent(wanted.job_id, (), reason=held) if before else search.why_not(held)
+        ends = PromiseEvent(wanted.job_id, (), reason=held or "its provisioner holds none for it")
+        return ends if before else search.why_not(held)
     if {*own, *held} == {*before} and job.promise is not None and job.promise.removed_by >= now + seconds / 2:
         return None
     return PromiseEvent(wanted.job_id, _hosts_of((*own, *held), state), removed_by=now + seconds)

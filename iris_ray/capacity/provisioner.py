@@ -18,7 +18,7 @@ from iris_ray.actors.protocol.status import WorkerStatus
 from iris_ray.capacity.calls import CapacityCalls
 from iris_ray.capacity.core import CapacityReport
 from iris_ray.capacity.demand import WaitingGang
-from iris_ray.capacity.holdings import Settings
+from iris_ray.capacity.holdings import Reach, Settings
 from iris_ray.capacity.lower_bands import MOST_SECONDS, ChipsLeft, ChipsWanted
 from iris_ray.capacity.prices import Prices
 from iris_ray.capacity.provider import (
@@ -130,16 +130,9 @@ Clocks = tuple[float, float]
 _NEVER: Clocks = (-math.inf, -math.inf)
 
 
-def _clocks() -> Clocks:
+def real_clocks() -> Clocks:
+    """Return what the clocks of this machine show."""
     return time.monotonic(), time.time()
-
-
-def _elapsed(since: Clocks) -> float:
-    """Return the seconds that have passed by the clock by which these are more.
-
-    The monotonic clock stands still while a machine is suspended, and anybody may set the wall clock.
-    """
-    return max(abs(now - before) for now, before in zip(_clocks(), since, strict=True))
 
 
 def _with_slices(gang: WaitingGang, left: ChipsLeft | None) -> WaitingGang:
@@ -166,6 +159,7 @@ class Provisioner:
         every_s: seconds between two turns.
         dry_run: whether to print the plan of one turn, and change nothing.
         print_line: prints a line, which may be about a problem.
+        clocks: reads the clocks.
     """
 
     def __init__(
@@ -178,6 +172,7 @@ class Provisioner:
         every_s: float = 30.0,
         dry_run: bool = False,
         print_line: Callable[[str, bool], None] = print_line,
+        clocks: Callable[[], Clocks] = real_clocks,
     ) -> None:
         self._settings = settings
         self._clouds = {cloud.location: cloud for cloud in clouds}
@@ -186,7 +181,7 @@ class Provisioner:
         self._prices = prices
         self._every_s, self._lease_s = every_s, 2 * every_s + TURN_S
         self._dry_run = dry_run
-        self._print = print_line
+        self._print, self._clocks = print_line, clocks
         self._instance = f"process {os.getpid()} of {socket.gethostname()} ({secrets.token_hex(4)})"
         self._leased_at = _NEVER
         self._taken: ProvisionerTakenError | None = None  # another process had the name when it was last asked for
@@ -247,7 +242,7 @@ class Provisioner:
         """
         self._said_before, self._said = self._said, set()
         is_last = self._dry_run or self._lease()
-        if not is_last or _elapsed(self._looked_at) > self._lease_s:
+        if not is_last or self._elapsed(self._looked_at) > self._lease_s:
             self._history.interrupted()
         asked = len(self._history.lacking)
         self._history.ask_again_s = max(TAKEN_AFTER_S, self._every_s * 2 * asked / MOST_ASKED)
@@ -260,11 +255,11 @@ class Provisioner:
             self._say(NO_CONTROLLER, problem=True)
 
         def make_plan() -> list[Action]:
-            now, date = time.monotonic(), time.time()
+            now, date = self._clocks()
             return plan(self._settings, demand, found, joined, self._history, now, date, unreachable)
 
         actions = make_plan()
-        self._looked_at = _clocks()
+        self._looked_at = self._clocks()
         self._tell(actions)
         if self._dry_run:
             if not actions:
@@ -301,13 +296,13 @@ class Provisioner:
             actions = [action for action in make_plan() if not isinstance(action, Delete | LeaveChips)]
             self._tell(actions)
         if demand is not None:
-            now, date = time.monotonic(), time.time()
+            now, date = self._clocks()
             self._jobs.report(
                 capacity_report(
                     self._settings, found, joined, self._history, actions, self._undeleted, self._prices, now, date
                 )
             )
-        self._looked_at = _clocks()
+        self._looked_at = self._clocks()
         if unreachable:
             raise next(iter(unreachable.values()))
 
@@ -325,16 +320,23 @@ class Provisioner:
             raise
         if is_last is None and self._taken is not None:
             raise self._taken
-        self._taken, self._leased_at = None, _clocks()
+        self._taken, self._leased_at = None, self._clocks()
         return is_last is not False
 
     def _lease_again(self) -> None:
         """Lease the name again if this turn takes long: before each change, as another process may have the name."""
-        if _elapsed(self._leased_at) > TURN_S / 4 and not self._lease():
+        if self._elapsed(self._leased_at) > TURN_S / 4 and not self._lease():
             raise ProvisionerTakenError(
                 f"another provisioner named {self._settings.owner} may have worked since this one leased the name: this"
                 " turn ends, and the next one looks again"
             )
+
+    def _elapsed(self, since: Clocks) -> float:
+        """Return the seconds that have passed by the clock by which these are more.
+
+        The monotonic clock stands still while a machine is suspended, and anybody may set the wall clock.
+        """
+        return max(abs(now - before) for now, before in zip(self._clocks(), since, strict=True))
 
     def _end(self) -> None:
         """Give this provisioner's name back to the Controller: it is not overdue, and another one may have the name."""
@@ -382,7 +384,7 @@ class Provisioner:
                 if kind in refusing:
                     continue
                 self._lease_again()
-                now = time.monotonic()
+                now = self._clocks()[0]
                 self._history.unconfirmed.setdefault(action.name, Unconfirmed(action.source.key, now))
                 try:
                     refused = self._clouds[action.source.location].create(
@@ -401,8 +403,8 @@ class Provisioner:
         """Delete slices that are not for a job. Return the names of those that stay."""
         staying, checked_at = set[str](), _NEVER
         for number, action in enumerate(actions):
-            if _elapsed(checked_at) > CHECK_S:
-                checked_at = _clocks()
+            if self._elapsed(checked_at) > CHECK_S:
+                checked_at = self._clocks()
                 staying |= self._close(actions[number:], unreachable)
             location = self._location_of(action.name)
             if action.name in staying:
@@ -425,14 +427,14 @@ class Provisioner:
             return False
         checked_at = _NEVER
         for number, (name, location) in enumerate(places.items()):
-            if _elapsed(checked_at) > CHECK_S:
-                checked_at = _clocks()
+            if self._elapsed(checked_at) > CHECK_S:
+                checked_at = self._clocks()
                 if location in unreachable or self._close(actions[number:], unreachable, job_id):
                     return False
             if (accepted := self._ask_to_delete(name, location, unreachable)) is not False:
                 self._history.leaving[name] = accepted is True
             else:
-                self._history.not_deleted(name, time.monotonic(), self._undeleted[name])
+                self._history.not_deleted(name, self._clocks()[0], self._undeleted[name])
         return all(self._history.leaving.get(name) for name in places)
 
     def _keep_slices(self, job_id: str) -> None:
@@ -472,13 +474,18 @@ class Provisioner:
         self._lease_again()
         try:
             wanted = replace(action.wanted, may_hold=may_hold and action.wanted.may_hold, seconds=self._lease_s)
-            return self._jobs.leave_chips(wanted)
+            left = self._jobs.leave_chips(wanted)
         except NotPermittedError as error:
             return ChipsLeft(why_not=str(error))
+        if left.slices or wanted.may_hold:
+            return left
+        reach = self._settings.take_back
+        why = "a job before it holds slices" if reach is Reach.HELD else reach.flag
+        return replace(left, why_not=f"{left.why_not}; none are held for it: {why}")
 
     def _asked(self, action: LeaveChips, left: ChipsLeft) -> TakeBack | Wait:
         """Remember the answer to a question. Return what is done, or why the gang waits."""
-        job_id, now = action.wanted.job_id, time.monotonic()
+        job_id, now = action.wanted.job_id, self._clocks()[0]
         if not left.slices:
             self._history.not_left(job_id, action.source.key, now, left.why_not)
             return Wait(action.tpu_type, f"{action.otherwise}; jobs of lower bands leave none: {left.why_not}")
@@ -529,7 +536,7 @@ class Provisioner:
         their chips waits for them no more, or if this process stood still meanwhile, so that nobody knows.
         """
         self._lease_again()
-        began_at, everything = _clocks(), {action.name for action in actions}
+        began_at, everything = self._clocks(), {action.name for action in actions}
         unused = [one.name for one in actions if one.if_unused and self._location_of(one.name) not in unreachable]
         staying = set[str]()
         for name in unused:
@@ -555,7 +562,7 @@ class Provisioner:
                 self._say(f"no slices are deleted for {for_job}: it waits for them no more")
                 return everything
         staying |= self._granted(everything, unreachable)
-        return everything if _elapsed(began_at) > TURN_S else staying
+        return everything if self._elapsed(began_at) > TURN_S else staying
 
     def _reopen(self, found: Sequence[QueuedSlice], joined: Mapping[str, Joined], actions: Sequence[Action]) -> None:
         """Lift the taints of slices that stay after all, and of slices that are gone, so that no taint is left over."""

@@ -78,7 +78,8 @@ class LeaveChips:
         return TakeBack.of(self.tpu_type, self.wanted.chips, self.goal, how, self.source)
 
     def __str__(self) -> str:
-        return f"ask jobs to leave {self.wanted.chips} chips of other types for {self.goal}, or hold idle ones"
+        held = ", or hold idle ones" if self.wanted.may_hold else ""
+        return f"ask jobs to leave {self.wanted.chips} chips of other types for {self.goal}{held}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,15 @@
 """Frees chips of slices of other types for a waiting gang, if no source has room for the slices that it misses. Pure.
 
-Requests and idle slices go first. If they don't suffice, the Controller is asked whether jobs of lower bands leave
-slices, or whether slices are held for the gang until enough of them are idle (`lower_bands.py`). `reservations.py` says
-which slices go.
+Requests and idle slices go first. If they don't suffice, and the provisioner's settings allow it (`Reach`), the
+Controller is asked whether jobs of lower bands leave slices, or whether slices are held for the gang until enough of
+them are idle (`lower_bands.py`). `reservations.py` says which slices go.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from iris_ray.capacity.demand import WaitingGang
-from iris_ray.capacity.holdings import Holdings
+from iris_ray.capacity.holdings import Holdings, Reach
 from iris_ray.capacity.lower_bands import ChipsWanted, SharedSlice
 from iris_ray.capacity.provider import Source
 from iris_ray.capacity.provisioning_actions import (
@@ -23,7 +23,7 @@ from iris_ray.capacity.provisioning_actions import (
     unmet,
 )
 from iris_ray.capacity.provisioning_history import ProvisioningHistory
-from iris_ray.capacity.reservations import SharedChips, Taken
+from iris_ray.capacity.reservations import Offer, SharedChips, Taken
 from iris_ray.model.topology import TPUConfig
 
 
@@ -121,22 +121,23 @@ class TakingBack:
         would no longer be held there. Return nothing if there is nothing to ask.
         """
         gang, shared, key = self.gang, self.shared, source.key
-        if gang.removes or not gang.may_reserve or gang.times > 1 or not self._may_ask(slices, source):
+        reach, is_held = self.ledger.settings.take_back, bool(gang.holds)
+        if reach is Reach.IDLE or not self._could_reserve(slices, source):
             return []
-        lack, is_held = self.ledger.lack(self.config, source, slices), bool(gang.holds)
-        if is_held and (key not in self.holding_at or key in shared.held_at):
+        if is_held and (reach is not Reach.HELD or key not in self.holding_at or key in shared.held_at):
             return []
+        lack = self.ledger.lack(self.config, source, slices)
         if is_held and key in shared.asked_at:  # an earlier gang may get its slices
             self._set_aside(slices, source, lack.in_all, lack.in_source)
             chips = int(max(lack.in_source, lack.in_all))
             how = held(self._of_other_types(gang.holds))
             return [TakeBack.of(self.config.name, chips, self._goal(slices), how, source)]
-        offer = shared.offer(self.config.name, lack, is_held)
+        offer = self._offer(slices, source)
         if offer is None or not (is_held or self.history.may_evict(gang.job_id, key, self.now)):
             return []
         otherwise = unmet(slices, self.config, self.ledger.limits(self.config, slices))
         self._set_aside(slices, source, lack.in_all, lack.in_source)
-        may_hold = key not in shared.held_at
+        may_hold = reach is Reach.HELD and key not in shared.held_at
         shared.kept |= {one.name for one in offer.slices}  # for this turn
         shared.asked_at.add(key)
         some = tuple(SharedSlice(one.name, one.tpu_type, one.chips) for one in offer.slices)
@@ -160,6 +161,10 @@ class TakingBack:
         in_use = f"; jobs of lower bands leave none: {why_none}" if why_none else ""
         if refused := sorted(self.history.undeletable):
             in_use += f"; the provider has refused to delete {listed(refused)}"
+        if self.ledger.settings.take_back is Reach.IDLE and any(
+            self._could_reserve(slices, source) and self._offer(slices, source) for source in sources
+        ):
+            in_use += f"; no jobs are asked to leave slices, and none are held ({Reach.IDLE.flag})"
         if not could or not self._may_take(slices):
             return in_use
         for source in sources:
@@ -175,6 +180,16 @@ class TakingBack:
         """Keep chips for the gang: those that become free for it, and those of the source that are free already."""
         self.ledger.set_aside(self.config, source, slices, self.gang.job_id, freed, of_source)
         self.history.promise(self.gang.job_id, source.key, slices, self.now)
+
+    def _could_reserve(self, slices: int, source: Source) -> bool:
+        """Return whether slices of a source could be reserved for the gang, if the settings allow it."""
+        gang = self.gang
+        return gang.may_reserve and not gang.removes and gang.times == 1 and self._may_ask(slices, source)
+
+    def _offer(self, slices: int, source: Source) -> Offer | None:
+        """Return the slices of a source of which some could be reserved for the gang; None: they would not suffice."""
+        lack = self.ledger.lack(self.config, source, slices)
+        return self.shared.offer(self.config.name, lack, is_held=bool(self.gang.holds))
 
     def _may_ask(self, slices: int, source: Source) -> bool:
         """Return whether other types may lose slices, so that a source is asked for slices of the gang.

@@ -45,7 +45,7 @@ class Agenda:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """How long the actions of pools and hosts take, in seconds.
+    """How long the actions of pools, hosts and the provider take, in seconds.
 
     Attributes:
         launch: from an order to running tasks, on hosts where the pool has no processes yet.
@@ -55,6 +55,8 @@ class Timings:
         exit: from the success of a gang to the end of its last process.
         reclaim: until a pool has released a slice that it keeps warm.
         keep_warm: how long a pool keeps the slices of a job that moves elsewhere.
+        make_slice: from the request of a slice of a reservation to its hosts.
+        delete_slice: from the order to delete a slice of a reservation until its chips are free.
     """
 
     launch: float = 10.0
@@ -64,6 +66,8 @@ class Timings:
     exit: float = 1.0
     reclaim: float = 1.0
     keep_warm: float = 60.0
+    make_slice: float = 300.0
+    delete_slice: float = 180.0
 
 
 def strike_at_random(

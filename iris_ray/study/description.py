@@ -3,7 +3,7 @@
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from iris_ray.study.agenda import Timings
 from iris_ray.study.hosts import CPUS
 from iris_ray.study.jobs import JobStream, RunTimes
 from iris_ray.study.simulation import LOOK_AGAIN_S
-from iris_ray.study.study import Backlog, HostKind, SliceKind, Study, StudyPolicy
+from iris_ray.study.study import Backlog, HostKind, SliceKind, Study, StudyPolicy, reservations
 from iris_ray.study.traces import CSV_COLUMNS, FORMATS, Column, Trace, TraceRules, as_trace, read_trace
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
@@ -164,7 +164,9 @@ _JOBS = (
 _TRACES = (
     "file", "format", "columns", "from_day", "name", "type", "parts", "band", "save_every_min", "heed_notices", "team",
 )  # fmt: skip
-_POLICIES = ("name", "spares", "heed_notices", "backfill_bound_s", "evictions", "grow_after_s", "quotas", "parts")
+_POLICIES = ("name", "spares", "heed_notices", "backfill_bound_s", "evictions", "grow_after_s", "quotas", "parts",
+    "take_back",
+)  # fmt: skip
 _BANDS = tuple(band.name.lower() for band in PriorityBand)
 
 
@@ -186,7 +188,7 @@ def read_study(description: Mapping[str, Any], read_lines: ReadLines) -> Study:
     teams, jobs = _teams(description), whole.tables("jobs", _JOBS)
     streams = [(one, _stream(one, number, teams)) for number, one in enumerate(jobs)]
     traces = whole.tables("traces", _TRACES)
-    policies = tuple(map(_policy, whole.tables("policies", _POLICIES))) or (StudyPolicy(name="default"),)
+    policies = tuple(_policy(one, slices) for one in whole.tables("policies", _POLICIES))
     begins = [stream.name for _, stream in streams] + [_trace_name(one, number) for number, one in enumerate(traces)]
     _require_own_names(begins, "[[jobs]] and [[traces]]")
     _require_own_names([policy.name for policy in policies], "[[policies]]")
@@ -199,7 +201,7 @@ def read_study(description: Mapping[str, Any], read_lines: ReadLines) -> Study:
         backlogs=tuple(backlog for one, stream in streams if "waiting" in one for backlog in _backlogs(one, stream)),
         traces=tuple(_trace(one, number, slices, hosts, teams, read_lines) for number, one in enumerate(traces)),
         teams=teams,
-        policies=policies,
+        policies=policies or (StudyPolicy(name="default"),),
         timings=_timings(whole),
         plan_every_s=whole.number("plan_every_s", 0.0),
         look_again_s=whole.positive("look_again_s", LOOK_AGAIN_S),
@@ -341,7 +343,7 @@ def _require_own_names(names: Iterable[str], of: str) -> None:
             raise InvalidStudyError(f"{count} of {of} have the name {name!r}; give each a name of its own")
 
 
-def _policy(one: Section) -> StudyPolicy:
+def _policy(one: Section, slices: Sequence[SliceKind]) -> StudyPolicy:
     return StudyPolicy(
         name=one.text("name"),
         spares=one.integer("spares", 0),
@@ -350,8 +352,29 @@ def _policy(one: Section) -> StudyPolicy:
         evictions=one.flag("evictions", True),
         quotas=one.flag("quotas", True),
         parts=one.flag("parts", True),
+        take_back=_take_back(one, slices) if "take_back" in one else None,
         grow_after=one.number("grow_after_s") if "grow_after_s" in one else AUTO,
     )
+
+
+def _take_back(one: Section, slices: Sequence[SliceKind]) -> str:
+    """Return how far chips are taken back, once it is clear that the slices can be those of a reservation."""
+    chosen = one.choice("take_back", reservations().reaches())
+    if not slices:
+        raise InvalidStudyError(f"{one.at('take_back')}: the chips of all [[slices]] are shared, and there are none")
+    for number, kind in enumerate(slices, 1):
+        if min(kind.preempted_every_s, kind.host_dies_every_s) < math.inf:
+            raise InvalidStudyError(
+                f"{one.at('take_back')}: slices of a reservation are not lost in a study; take preempted_every_h and"
+                f" host_dies_every_d out of [[slices]] number {number}"
+            )
+        if any(other.tpu_type == kind.tpu_type for other in slices[: number - 1]):
+            raise InvalidStudyError(
+                f"{one.at('take_back')}: {kind.tpu_type} is the type of two [[slices]]; put these together"
+            )
+    if len({get_tpu_config(kind.tpu_type).generation for kind in slices}) > 1:
+        raise InvalidStudyError(f"{one.at('take_back')}: [[slices]] of one reservation are of one generation of TPUs")
+    return chosen
 
 
 def _timings(whole: Section) -> Timings:

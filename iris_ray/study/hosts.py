@@ -1,10 +1,11 @@
 """The hosts of a simulation: slices and hosts without TPU that are lost and return."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from iris_ray.model.constraints import Attributes, AttributeValue, Scalar
 from iris_ray.model.notices import NoticeKind
-from iris_ray.model.topology import get_tpu_config
+from iris_ray.model.topology import TPUConfig, get_tpu_config
 from iris_ray.model.workers import TPU, TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
 from iris_ray.state.events import Event, WorkerDrainedEvent, WorkerFailedEvent, WorkerRegisteredEvent
 from iris_ray.state.fleet import Fleet
@@ -46,6 +47,7 @@ class SimulatedHosts:
         self._history = history
         self._pools = pools
         self._registrations: dict[str, WorkerRegisteredEvent] = {}
+        self._chips: float | None = None
 
     def add_slices(
         self, tpu_type: str, count: int = 1, cpus: float = CPUS, attributes: Mapping[str, Scalar] | None = None
@@ -57,22 +59,38 @@ class SimulatedHosts:
         config = get_tpu_config(tpu_type)
         first = sum(name.rpartition("-")[0] == config.name for name in self.slices)
         names = [f"{config.name}-{number}" for number in range(first, first + count)]
-        resources = {TPU: float(config.chips_per_vm), "CPU": cpus}
-        more = {key: AttributeValue(value) for key, value in (attributes or {}).items()}
         for name in names:
-            shared: Attributes = {
-                TPU_NAME: AttributeValue(name),
-                TPU_TOPOLOGY: AttributeValue(config.name),
-                TPU_VM_COUNT: AttributeValue(config.vm_count),
-                **more,
-            }
-            hosts = tuple(f"{name}-host-{number}" for number in range(config.vm_count))
-            self.slices[name] = hosts
-            for number, node_id in enumerate(hosts):
-                facts = {**shared, TPU_WORKER_ID: AttributeValue(number)}
-                self._registrations[node_id] = WorkerRegisteredEvent(node_id, "10.0.0.1", facts, resources)
-            self._arrive(hosts)
+            self.add_slice(name, config, cpus, attributes)
         return names
+
+    def add_slice(
+        self, name: str, config: TPUConfig, cpus: float = CPUS, attributes: Mapping[str, Scalar] | None = None
+    ) -> None:
+        """Add a slice of a name that no other slice has."""
+        resources = {TPU: float(config.chips_per_vm), "CPU": cpus}
+        shared: Attributes = {
+            TPU_NAME: AttributeValue(name),
+            TPU_TOPOLOGY: AttributeValue(config.name),
+            TPU_VM_COUNT: AttributeValue(config.vm_count),
+            **{key: AttributeValue(value) for key, value in (attributes or {}).items()},
+        }
+        hosts = self.slices[name] = tuple(f"{name}-host-{number}" for number in range(config.vm_count))
+        for number, node_id in enumerate(hosts):
+            facts = {**shared, TPU_WORKER_ID: AttributeValue(number)}
+            self._registrations[node_id] = WorkerRegisteredEvent(node_id, "10.0.0.1", facts, resources)
+        self._arrive(hosts)
+
+    def remove_slice(self, name: str, reason: str) -> None:
+        """Have a slice go for good."""
+        hosts = self.slices.pop(name)
+        self.lose(hosts, reason, math.inf)
+        for node_id in hosts:
+            del self._registrations[node_id]
+
+    def reserve(self, chips: float) -> None:
+        """Have a number of chips count as the capacity, whatever slices there are."""
+        self._chips = chips
+        self._note_capacity()
 
     def add_hosts(self, count: int, cpus: float, attributes: Mapping[str, Scalar] | None = None) -> list[str]:
         """Add hosts without TPU, and return their ids: ``host-0``, ``host-1``, …"""
@@ -116,4 +134,5 @@ class SimulatedHosts:
     def _note_capacity(self) -> None:
         workers, totals = self._fleet.workers, self._fleet.totals
         cpus = sum(workers[name].resources["CPU"] for name in self.single if name in workers)
-        self._history.capacity_is(self._agenda.now, {TPU: totals.get(TPU, 0.0), "CPU": cpus})
+        chips = totals.get(TPU, 0.0) if self._chips is None else self._chips
+        self._history.capacity_is(self._agenda.now, {TPU: chips, "CPU": cpus})

@@ -5,11 +5,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
 from random import Random
-from typing import Literal
+from typing import Any, Literal
 
+from iris_ray.actors.protocol.services import module_of
+from iris_ray.errors import InvalidStudyError, ServiceUnavailableError
 from iris_ray.model.checks import AUTO
 from iris_ray.model.teams import Teams
-from iris_ray.scheduler.eviction_costs import DEFAULT_RULES
+from iris_ray.model.topology import get_tpu_config
+from iris_ray.scheduler.eviction_costs import DEFAULT_RULES, EvictionRules
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.state.events import TeamsSetEvent
 from iris_ray.study.agenda import Timings, strike_at_random
@@ -87,6 +90,8 @@ class StudyPolicy:
         grow_after: the option of all gangs on slices.
         quotas: whether there are teams; else their users share the fleet.
         parts: whether jobs get the parts of slices that they ask for; else they get as many whole slices.
+        take_back: whether the chips of all slices are one reservation, and how far a provisioner goes to free chips for
+            a waiting job (``--take-back``); None: the slices stay as they are.
     """
 
     name: str
@@ -97,6 +102,7 @@ class StudyPolicy:
     grow_after: float | Literal["auto"] | None = AUTO
     quotas: bool = True
     parts: bool = True
+    take_back: str | None = None
 
     def applied_to(self, job: SimulatedJob) -> SimulatedJob:
         """Return the job with the options of this policy."""
@@ -144,8 +150,11 @@ class Study:
         )
         if policy.quotas and self.teams:
             simulation.apply([TeamsSetEvent(tuple(self.teams))])
-        for number, kind in enumerate(self.slices):
-            self._add_slices(simulation, kind, f"slices {number}")
+        if policy.take_back is not None:
+            self._share_chips(simulation, policy.take_back, rules)
+        else:
+            for number, kind in enumerate(self.slices):
+                self._add_slices(simulation, kind, f"slices {number}")
         for number, hosts in enumerate(self.hosts):
             names = simulation.hosts.add_hosts(hosts.count, hosts.cpus)
             self._let_die(simulation, names, hosts.dies_every_s, hosts.repair_s, f"hosts {number}")
@@ -156,6 +165,11 @@ class Study:
             jobs = self._jobs_of(backlog)
             simulation.keep_waiting((policy.applied_to(job) for job in jobs), backlog.waiting)
         return simulation
+
+    def _share_chips(self, simulation: Simulation, take_back: str, rules: EvictionRules | None) -> None:
+        chips = sum(kind.count * get_tpu_config(kind.tpu_type).chip_count for kind in self.slices)
+        cpus = {kind.tpu_type: kind.cpus for kind in self.slices}
+        reservations().SimulatedReservation(simulation, cpus, chips, take_back, rules, self.timings)
 
     def _add_slices(self, simulation: Simulation, kind: SliceKind, what: str) -> None:
         hosts, agenda = simulation.hosts, simulation.agenda
@@ -184,3 +198,15 @@ class Study:
     def _chance(self, what: str) -> Random:
         """Return a random generator for one purpose, independent of the generators for other purposes."""
         return Random(f"{self.seed} {what}")
+
+
+def reservations() -> Any:
+    """Return the module of the service ``capacity`` that simulates a reservation.
+
+    Raises:
+        InvalidStudyError: the service was taken out.
+    """
+    try:
+        return module_of("capacity", "simulated")
+    except ServiceUnavailableError as error:
+        raise InvalidStudyError(f"a policy with take_back needs the provisioner: {error}") from None

@@ -9,6 +9,7 @@ import pytest
 
 from iris_ray.capacity import provisioner as provisioner_module
 from iris_ray.capacity.demand import WaitingGang
+from iris_ray.capacity.holdings import Reach
 from iris_ray.capacity.lower_bands import ChipsLeft, ChipsWanted, SharedSlice
 from iris_ray.capacity.provider import HostSettings, Market, NewSlice, QueuedSlice, Source
 from iris_ray.capacity.provisioner import Provisioner
@@ -76,12 +77,19 @@ def names(slices: Sequence[QueuedSlice | SharedSlice]) -> list[str]:
 class Paper:
     """A provisioner, with the clock by which it lives."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, cluster: Cluster, zone: Zone, *sources: Source) -> None:
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        cluster: Cluster,
+        zone: Zone,
+        *sources: Source,
+        take_back: Reach = Reach.HELD,
+    ) -> None:
         self.now = 0.0
         clock = SimpleNamespace(time=lambda: 1.7e9, monotonic=lambda: self.now)
         monkeypatch.setattr(provisioner_module, "time", clock)
         types = tuple(map(get_tpu_config, ("v6e-16", "v6e-32", "v6e-64")))
-        settings = replace(SETTINGS, configs=types, sources=sources, most=9, idle_s=1e6)
+        settings = replace(SETTINGS, configs=types, sources=sources, most=9, idle_s=1e6, take_back=take_back)
         self._provisioner = Provisioner(settings, [zone], cluster, HostSettings("", {}, ""), print_line=lambda *_: None)
         self._provisioner.turn()
 
@@ -89,6 +97,13 @@ class Paper:
         """Take a turn once gangs have lacked slices in use for long enough."""
         self.now += TAKEN_AFTER_S
         self._provisioner.turn()
+
+
+def why_of(cluster: Cluster) -> str:
+    """Why jobs of lower bands leave no slices, as it is reported."""
+    assert cluster.reported is not None
+    ((_, why),) = cluster.reported.waits
+    return why.split("jobs of lower bands leave none: ")[1]
 
 
 def test_slices_may_be_held_for_a_gang_if_the_one_before_it_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,6 +118,17 @@ def test_slices_may_be_held_for_a_gang_if_the_one_before_it_gets_none(monkeypatc
     cluster.left["iris-ann-v6e-16-0"] = ChipsLeft(tuple(names(small)), is_held=True)
     paper.turn()
     assert [(one.job_id, one.may_hold) for one in cluster.asked] == [("first", True), ("large", False)]
+    assert why_of(cluster) == "jobs hold too few; none are held for it: a job before it holds slices"
+
+
+def test_gang_for_which_no_slices_are_held_says_by_which_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = slices_of(RES, 0, 1, 2, 3)
+    cluster = Cluster([LARGE], small)
+    paper = Paper(monkeypatch, cluster, Zone(small), RES, take_back=Reach.LOWER_BANDS)
+    paper.turn()
+    (question,) = cluster.asked
+    assert not question.may_hold
+    assert why_of(cluster) == "jobs hold too few; none are held for it: --take-back lower-bands"
 
 
 @pytest.mark.parametrize("granted", [False, True])

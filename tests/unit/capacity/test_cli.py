@@ -1,6 +1,7 @@
 """The arguments of ``iris-ray cluster provision``, and its start-up script."""
 
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,10 +9,14 @@ import pytest
 import ray
 from click.testing import CliRunner, Result
 
+from iris_ray.capacity import cli
 from iris_ray.capacity.cli import head_of_the_cluster
+from iris_ray.capacity.cloud_tpu import CloudTpu
+from iris_ray.capacity.holdings import Reach, Settings
 from iris_ray.capacity.start_up import HEAD_MARK, STARTUP_SCRIPT, startup_script
 from iris_ray.cli.main import main
 from iris_ray.errors import InvalidRequestError
+from iris_ray.model.topology import TPUConfig
 from iris_ray.settings import TEST_CLOUD_TPU_ENDPOINT
 
 TYPE = "v6e-16"
@@ -64,12 +69,30 @@ def invoke(*changes: str) -> Result:
         (["--subnetwork", "subnetworks/x"], "--subnetwork is 'subnetworks/x'; give a name"),
         (["--service-account", "hosts"], "--service-account is 'hosts'; give its email"),
         (["--tag", "A tag"], "--tag is 'A tag'; give small letters"),
+        (["--take-back", "all"], "Invalid value for '--take-back': 'all' is not one of 'idle', 'lower-bands', 'held'"),
     ],
 )
 def test_impossible_arguments_are_refused_before_any_call(changes: list[str], said: str) -> None:
     done = invoke(*changes)
     assert done.exit_code == 2
     assert re.search(re.escape(said), done.stderr)
+
+
+@pytest.mark.parametrize("given", [(), *(("--take-back", reach.value) for reach in Reach)])
+def test_chips_are_taken_back_as_far_as_told(given: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    def provisioner(settings: Settings, *_: object) -> SimpleNamespace:
+        found.append(settings)
+        return SimpleNamespace(run=lambda once: None)
+
+    def take_every_type(zone: CloudTpu, config: TPUConfig) -> None: ...
+
+    found: list[Settings] = []
+    monkeypatch.setattr(cli, "Provisioner", provisioner)
+    monkeypatch.setattr(cli, "cluster", nullcontext)
+    monkeypatch.setattr(CloudTpu, "require_type", take_every_type)
+    done = invoke(*given)
+    assert done.exit_code == 0, done.output
+    assert [one.take_back for one in found] == [Reach(given[1]) if given else Reach.HELD]
 
 
 @pytest.mark.parametrize("seconds", ["nan", "inf", "-inf", "-1", "0", "1e10", "2d"])

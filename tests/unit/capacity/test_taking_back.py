@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from iris_ray.capacity.demand import WaitingGang
+from iris_ray.capacity.holdings import Reach
 from iris_ray.capacity.provider import Market, QueuedSlice, Source
 from iris_ray.capacity.provisioning import Joined, plan
 from iris_ray.capacity.provisioning_actions import Action, Delete, KeepSlices, LeaveChips, TakeBack
@@ -518,6 +519,29 @@ def test_no_job_is_asked_again_for_a_gang_before_a_pause_that_grows() -> None:
     assert asks(LONG + 760.0, history=history)
 
 
+@pytest.mark.parametrize("reach", Reach)
+def test_slices_of_others_are_reserved_as_far_as_the_provisioner_may_take_chips_back(reach: Reach) -> None:
+    questions = asks(*LATER, take_back=reach)
+    assert [one.wanted.may_hold for one in questions] == {
+        Reach.IDLE: [],
+        Reach.LOWER_BANDS: [False],
+        Reach.HELD: [True],
+    }[reach]
+    assert [str(one).endswith(", or hold idle ones") for one in questions] == [one.wanted.may_hold for one in questions]
+    assert taken(take([EVICTS], *FOUR, take_back=reach)) == dict.fromkeys(ALL_BUSY, "large"), "idle ones always go"
+
+
+def test_gang_that_no_job_is_asked_for_says_by_which_option_if_jobs_could_leave_slices() -> None:
+    said = "; no jobs are asked to leave slices, and none are held (--take-back idle)"
+    (why,) = waits(turn(LONG, take_back=Reach.IDLE))
+    assert why.endswith(said)
+    (why,) = waits(turn(LONG, take_back=Reach.IDLE, joined={**ALL_BUSY, name(0): FREE}))
+    assert said in why
+    for gang, least in ((LARGE, 0), (EVICTS, 1)):
+        (why,) = waits(turn(LONG, gangs=[gang], take_back=Reach.IDLE, least=least))
+        assert "--take-back" not in why
+
+
 # -- held slices -------------------------------------------------------------------------------------------------------
 
 HELD = replace(EVICTS, holds=(name(0), name(1), name(2), name(3)))
@@ -529,6 +553,13 @@ def test_controller_is_asked_in_each_turn_while_slices_are_held() -> None:
         (question,) = asks(now, gangs=[HELD], joined={**ALL_BUSY, name(0): FREE}, history=history)
         assert (question.wanted.chips, question.wanted.may_hold) == (64, True)
         assert {one.name for one in question.wanted.slices} == {*ALL_BUSY}
+
+
+@pytest.mark.parametrize("reach", [Reach.IDLE, Reach.LOWER_BANDS])
+def test_slices_that_another_setting_has_held_are_held_no_longer(reach: Reach) -> None:
+    found = turn(LONG, gangs=[HELD], joined={**ALL_BUSY, name(0): FREE}, take_back=reach)
+    assert KeepSlices("large") in found
+    assert not [one for one in found if isinstance(one, LeaveChips)]
 
 
 def test_held_slices_are_deleted_together_as_soon_as_all_are_idle() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from iris_ray.actors.protocol import services
 from iris_ray.errors import InvalidStudyError
 from iris_ray.model.options import PriorityBand
 from iris_ray.study import SimulatedJob, slice_spec
@@ -159,6 +160,57 @@ def test_trace_is_read_from_its_file() -> None:
 def test_senseless_value_is_refused_with_its_place(text: str, says: str) -> None:
     with pytest.raises(InvalidStudyError, match=says):
         study_of(text, jobs=HELIOS)
+
+
+SHARED = """
+days = 1
+[[slices]]
+type = "v6e-16"
+count = 4
+cpus = 60
+[[slices]]
+type = "v6e-64"
+count = 1
+[[policies]]
+name = "divided"
+[[policies]]
+name = "shared"
+take_back = "held"
+"""
+
+
+def test_policies_may_differ_in_whether_slices_are_fixed() -> None:
+    assert [policy.take_back for policy in study_of(SHARED).policies] == [None, "held"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (SHARED.replace("held", "all"), "number 2: take_back is 'all'; give one of idle, lower-bands, held"),
+        (SHARED.replace("cpus = 60", "host_dies_every_d = 9"), r"take_back: .* not lost .* \[\[slices\]\] number 1"),
+        (SHARED.replace("cpus = 60", "preempted_every_h = 9"), r"take_back: .* not lost .* \[\[slices\]\] number 1"),
+        (
+            SHARED.replace("v6e-64", "v6e-16"),
+            r"v6e-16 is the type of two \[\[slices\]\]; put these together",
+        ),
+        (SHARED.replace("v6e-64", "v5p-64"), "take_back: .* one generation"),
+        (
+            "days = 1\n[[hosts]]\ncount = 1\ncpus = 8\n[[policies]]\nname = 'shared'\ntake_back = 'held'",
+            r"take_back: the chips of all \[\[slices\]\] are shared, and there are none",
+        ),
+    ],
+)
+def test_slices_that_can_not_be_those_of_a_reservation_are_refused(text: str, says: str) -> None:
+    with pytest.raises(InvalidStudyError, match=says):
+        study_of(text)
+
+
+def test_reservation_is_refused_where_the_provisioner_was_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = tuple(one for one in services.installed_services() if one.name != "capacity")
+    monkeypatch.setattr(services, "installed_services", lambda: others)
+    with pytest.raises(InvalidStudyError, match="take_back needs the provisioner: there is no service 'capacity'"):
+        study_of(SHARED)
+    assert study_of(SHARED.replace('take_back = "held"', "")).policies
 
 
 @pytest.mark.parametrize("value", [3, "x", [1], None])
