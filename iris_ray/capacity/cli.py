@@ -180,7 +180,7 @@ class ProvisionerLine(TypedDict):
 @click.option(
     "--take-back",
     type=click.Choice([reach.value for reach in Reach]),
-    default=Reach.HELD.value,
+    default=Reach.LOWER_BANDS.value,
     show_default=True,
     help=f"Which slices of other types lose their chips to a waiting job: {Reach.IDLE} ones, also those that jobs of"
     f" {Reach.LOWER_BANDS} leave, or also ones {Reach.HELD} until enough of them are idle.",

@@ -52,7 +52,7 @@ class Settings:
     idle_s: float
     max_wait_s: float = math.inf
     budget: int | None = None
-    take_back: Reach = Reach.HELD
+    take_back: Reach = Reach.LOWER_BANDS
 
     def prefix(self, config: TPUConfig) -> str:
         return f"iris-{self.owner}-{config.name}-"

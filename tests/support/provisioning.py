@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from iris_ray.capacity.demand import WaitingGang
-from iris_ray.capacity.holdings import Settings
+from iris_ray.capacity.holdings import Reach, Settings
 from iris_ray.capacity.provider import OWNER_LABEL, Market, QueuedSlice, QueuedState, Source
 from iris_ray.capacity.provisioning import Joined, plan
 from iris_ray.capacity.provisioning_actions import Action, Create, Delete, Wait
@@ -16,7 +16,14 @@ Q = QueuedState
 TYPE = "v6e-16"
 HERE = "projects/p/locations/here"
 SETTINGS = Settings(
-    "ann", (get_tpu_config("v6e-16"),), (Source(HERE, Market.SPOT),), least=0, most=4, idle_s=600.0, max_wait_s=900.0
+    "ann",
+    (get_tpu_config("v6e-16"),),
+    (Source(HERE, Market.SPOT),),
+    least=0,
+    most=4,
+    idle_s=600.0,
+    max_wait_s=900.0,
+    take_back=Reach.HELD,
 )
 FREE, BUSY, PARTLY = Joined(True, False), Joined(True, True), Joined(False, False)
 FIRST, SECOND = Source(HERE, Market.SPOT), Source("projects/p/locations/there", Market.SPOT)

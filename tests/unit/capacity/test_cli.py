@@ -92,7 +92,7 @@ def test_chips_are_taken_back_as_far_as_told(given: tuple[str, ...], monkeypatch
     monkeypatch.setattr(CloudTpu, "require_type", take_every_type)
     done = invoke(*given)
     assert done.exit_code == 0, done.output
-    assert [one.take_back for one in found] == [Reach(given[1]) if given else Reach.HELD]
+    assert [one.take_back for one in found] == [Reach(given[1]) if given else Reach.LOWER_BANDS]
 
 
 @pytest.mark.parametrize("seconds", ["nan", "inf", "-inf", "-1", "0", "1e10", "2d"])

@@ -27,7 +27,7 @@ import pytest
 from iris_ray.capacity import provisioner as provisioner_module
 from iris_ray.capacity.core import CapacityReport
 from iris_ray.capacity.demand import WaitingGang, demand_of, is_of_type, slices_to_remove
-from iris_ray.capacity.holdings import Settings
+from iris_ray.capacity.holdings import Reach, Settings
 from iris_ray.capacity.lower_bands import ChipsLeft, ChipsWanted, left_for, promise_for
 from iris_ray.capacity.provider import QueuedState
 from iris_ray.capacity.provisioner import CLOSED_S, GIVEN_BACK, Jobs, Provisioner
@@ -105,7 +105,7 @@ class World(Jobs):
 
     def new_provisioner(self) -> Provisioner:
         types, sources = tuple(map(get_tpu_config, self.types)), (reservation(self.chips),)
-        settings = Settings(OWNER, types, sources, least=0, most=12, idle_s=300.0)
+        settings = Settings(OWNER, types, sources, least=0, most=12, idle_s=300.0, take_back=Reach.HELD)
         return Provisioner(settings, [self.google], self, HOSTS, print_line=lambda line, problem: None)
 
     def happens(self, chance: float) -> bool:

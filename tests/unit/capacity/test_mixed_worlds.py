@@ -15,7 +15,7 @@ import pytest
 
 from iris_ray.capacity import provisioner as provisioner_module
 from iris_ray.capacity.demand import WaitingGang
-from iris_ray.capacity.holdings import Settings
+from iris_ray.capacity.holdings import Reach, Settings
 from iris_ray.capacity.provisioner import Provisioner
 from iris_ray.capacity.provisioning import Joined, plan
 from iris_ray.capacity.provisioning_history import ProvisioningHistory
@@ -61,7 +61,9 @@ class MixedWorld(World):
 
     def new_provisioner(self) -> Provisioner:
         types, sources = tuple(map(get_tpu_config, self.types)), (reservation(self.chips),)
-        settings = Settings(OWNER, types, sources, least=0, most=self.most, idle_s=300.0, budget=self.budget)
+        settings = Settings(
+            OWNER, types, sources, least=0, most=self.most, idle_s=300.0, budget=self.budget, take_back=Reach.HELD
+        )
         return Provisioner(settings, [self.google], self, HOSTS, print_line=lambda line, problem: None)
 
     def judge(self, event: PromiseEvent, taker: Job) -> None:
@@ -156,7 +158,9 @@ def cost_of_plan(gangs: int, slices: int, groups: bool = False) -> int:
     ]
     joined = {one.name: Joined(True, n % 5 > 0) for n, one in enumerate(found)}
     source = reservation(sum(one.chips for one in found))
-    settings = Settings(OWNER, tuple(map(get_tpu_config, types)), (source,), least=0, most=1000, idle_s=600.0)
+    settings = Settings(
+        OWNER, tuple(map(get_tpu_config, types)), (source,), least=0, most=1000, idle_s=600.0, take_back=Reach.HELD
+    )
     waiting = [
         WaitingGang(
             types[n % 4], 1 + n % 3, f"job-{n}", may_reserve=not groups, group=f"group-{n // 2}" if groups else ""

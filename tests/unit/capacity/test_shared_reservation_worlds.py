@@ -22,7 +22,7 @@ import pytest
 from iris_ray.capacity import provisioner as provisioner_module
 from iris_ray.capacity.core import CapacityReport
 from iris_ray.capacity.demand import WaitingGang
-from iris_ray.capacity.holdings import Settings
+from iris_ray.capacity.holdings import Reach, Settings
 from iris_ray.capacity.provider import QueuedState
 from iris_ray.capacity.provisioner import Jobs, Provisioner
 from iris_ray.capacity.provisioning import Joined
@@ -67,7 +67,7 @@ class World(Jobs):
         clock = SimpleNamespace(time=lambda: 1.7e9 + self.now, monotonic=lambda: self.now)
         monkeypatch.setattr(provisioner_module, "time", clock)
         configs = tuple(map(get_tpu_config, TYPES))
-        settings = Settings(OWNER, configs, (RES,), least=0, most=12, idle_s=300.0)
+        settings = Settings(OWNER, configs, (RES,), least=0, most=12, idle_s=300.0, take_back=Reach.HELD)
         self.provisioner = Provisioner(settings, [self.google], self, HOSTS, print_line=self.read)
 
     @property

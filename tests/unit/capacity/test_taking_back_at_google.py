@@ -14,7 +14,7 @@ from iris_ray.capacity import provisioner as provisioner_module
 from iris_ray.capacity.cloud_tpu import CloudTpu
 from iris_ray.capacity.compute_engine import ComputeEngine
 from iris_ray.capacity.demand import WaitingGang
-from iris_ray.capacity.holdings import Settings
+from iris_ray.capacity.holdings import Reach, Settings
 from iris_ray.capacity.lower_bands import ChipsLeft, ChipsWanted
 from iris_ray.capacity.provider import OWNER_LABEL, HostSettings, Provider, Source
 from iris_ray.capacity.provisioner import Provisioner
@@ -64,7 +64,7 @@ def server() -> Iterator[CloudTpuServer]:
 
 def provisioner_of(cloud: Provider, paper: Cluster, **changes: Any) -> Provisioner:
     source = Source.reserved(f"{cloud.location}/reservations/res:{CHIPS}")
-    values: dict[str, Any] = {"sources": (source,), "least": 0, "most": 4, "idle_s": 600.0}
+    values: dict[str, Any] = {"sources": (source,), "least": 0, "most": 4, "idle_s": 600.0, "take_back": Reach.HELD}
     types = get_tpu_config("v6e-16"), get_tpu_config("v6e-32")
     hosts = HostSettings("v2-alpha-tpuv6e", {OWNER_LABEL: "ann"}, "#!/bin/sh")
     return Provisioner(Settings("ann", types, **(values | changes)), [cloud], paper, hosts)
@@ -472,7 +472,7 @@ def test_provisioner_that_looks_rarely_asks_no_job(server: CloudTpuServer, busy:
     source = Source.reserved(f"{server.location}/reservations/res:{CHIPS}")
     types = get_tpu_config("v6e-16"), get_tpu_config("v6e-32")
     hosts = HostSettings("v2-alpha-tpuv6e", {OWNER_LABEL: "ann"}, "#!/bin/sh")
-    settings = Settings("ann", types, (source,), least=0, most=4, idle_s=600.0)
+    settings = Settings("ann", types, (source,), least=0, most=4, idle_s=600.0, take_back=Reach.HELD)
     cloud = CloudTpu(server.location, server.address)
     provisioner = Provisioner(settings, [cloud], busy, hosts, every_s=300.0)
     two_in_use(provisioner, server, busy)
