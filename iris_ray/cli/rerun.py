@@ -22,6 +22,7 @@ from iris_ray.cli.sent_code import code_of, restored_code, use_code
 from iris_ray.errors import InvalidRequestError
 
 _ENV = "--env", "-e"
+_SECRET = "--secret"
 _LEFT_OUT = "--address", "--json", "--follow", "-f", "-q"
 """Options that say nothing about the job; ``--address`` has a value."""
 
@@ -56,9 +57,9 @@ class TypedCommand:
         own = list(self.words)
         end = own.index("--") if "--" in own else len(own)
         after = own[end + 1 :] if arguments is None else list(arguments)
-        anew = set(_variables(flags))
-        kept = [place for place in range(end) if not (own[place - 1] in _ENV and own[place] in anew)]
-        kept = [place for place in kept if not (own[place] in _ENV and place + 1 not in kept)]
+        anew = set(filter(None, map(_variable, *_with_those_before(flags))))
+        kept = [place for place in range(end) if _variable(own[place], own[place - 1] if place else "") not in anew]
+        kept = [place for place in kept if not (own[place] in (*_ENV, _SECRET) and place + 1 not in kept)]
         more = list(_without_flags(self.command, own[:end]))[1:]  # after the script or function
         if self.command == "run" and more and not any(map(_is_type, own[:end])):
             if any(map(_is_type, flags)):
@@ -85,14 +86,21 @@ def _apart(words: Sequence[str]) -> Iterator[str]:
             yield word
 
 
-def _variables(words: Sequence[str]) -> Iterator[str]:
-    """Yield the names of the environment variables that some flags set."""
-    words = list(_apart(words))
-    for before, word in zip(("", *words), words, strict=False):
-        if before in _ENV:
-            yield word.partition("=")[0]
-        elif word.startswith("--env=") or (word.startswith("-e") and not word.startswith("--")):
-            yield word.removeprefix("--env=").removeprefix("-e").partition("=")[0]
+def _with_those_before(flags: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the words of some flags, and the word before each; "" before the first."""
+    words = list(_apart(flags))
+    return words, ["", *words[:-1]]
+
+
+def _variable(word: str, before: str) -> str | None:
+    """Return the name of the variable or secret that a word sets, given the word before it; None for other words."""
+    if before in (*_ENV, _SECRET):
+        return word.partition("=")[0]
+    if word.startswith(("--env=", f"{_SECRET}=")):
+        return word.split("=", 2)[1]
+    if word.startswith("-e") and word != "-e":
+        return word.removeprefix("-e").partition("=")[0]
+    return None
 
 
 def _with_absolute_secrets(words: Sequence[str]) -> list[str]:
@@ -101,9 +109,9 @@ def _with_absolute_secrets(words: Sequence[str]) -> list[str]:
     for place, word in enumerate(found):
         if word == "--":
             break
-        flag = "--secret=" if word.startswith("--secret=") else ""
+        flag = f"{_SECRET}=" if word.startswith(f"{_SECRET}=") else ""
         name, equals, source = word.removeprefix(flag).partition("=")
-        if (flag or before == "--secret") and equals and not source.startswith(FROM_STORE):
+        if (flag or before == _SECRET) and equals and not source.startswith(FROM_STORE):
             found[place] = f"{flag}{name}={Path(source).expanduser().absolute()}"
         before = word
     return found

@@ -268,10 +268,12 @@ class _Run:
         try:
             os.chdir(copy.path)
             os.environ.update(asked["env"])
-            if asked["warm"] and (program := python_program(words)) is not None:
-                if "/" in words[0] and not os.path.exists(words[0]):
-                    note = f"iris-ray: {words[0]} is not on this host; the task's Python runs, {sys.executable}\n"
-                    os.write(2, note.encode())
+            program = python_program(words) if asked["warm"] else None
+            if _is_absent_python(words[0]):
+                note = f"iris-ray: {words[0]} is not on this host; the task's Python runs, {sys.executable}\n"
+                os.write(2, note.encode())
+                words = [sys.executable, *words[1:]]
+            if program is not None:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
                 signal.signal(signal.SIGPIPE, signal.SIG_IGN)
                 if self._files is not None:
@@ -329,13 +331,22 @@ def _catches(pid: int, number: int) -> bool:
 # -- Python programs ---------------------------------------------------------------------------------------------------
 
 
+PYTHONS = "python", "python3"
+"""The names by which a program asks for the task's interpreter."""
+
+
+def _is_absent_python(word: str) -> bool:
+    """Return whether a word is the path of an interpreter that this host lacks, such as that of a laptop."""
+    return "/" in word and os.path.basename(word) in PYTHONS and not os.path.exists(word)
+
+
 def python_program(words: Sequence[str]) -> Program | None:
     """Return the program of ``python SCRIPT``, ``-m MODULE`` or ``-c CODE`` for a forked process; None for others.
 
     A path before ``python`` is that of another interpreter, or does not exist on this host, and then this one runs.
     """
     folder, name = os.path.split(words[0])
-    if name not in ("python", "python3") or (
+    if name not in PYTHONS or (
         folder and os.path.exists(words[0]) and not os.path.samefile(folder, os.path.dirname(sys.executable))
     ):
         return None

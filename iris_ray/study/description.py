@@ -254,6 +254,9 @@ def _stream(one: Section, number: int, teams: Teams) -> JobStream:
             f"{one.at('per_day')}: give how many come in a day, or waiting = how many of each user always wait"
         )
     median_s, users = one.positive("run_h", unit=HOUR), _users(one)
+    counts = one.weighted("num_slices", 1, _slice_counts, 'slice counts such as [1, 2], or {"1" = 7, "2" = 3}')
+    if "topology" in one and any(each != (1,) for each, _ in counts):
+        raise one.refuse("num_slices", "1, since a job with a topology runs on one part")
     return JobStream(
         name=one.text("name", f"job{number + 1}"),
         per_day=one.positive("per_day", 1.0),
@@ -262,7 +265,7 @@ def _stream(one: Section, number: int, teams: Teams) -> JobStream:
         band=_band(one),
         tpu_type=_tpu_type(one) if "type" in one else None,
         topology=_topology(one) if "topology" in one else None,
-        num_slices=one.weighted("num_slices", 1, _slice_counts, 'slice counts such as [1, 2], or {"1" = 7, "2" = 3}'),
+        num_slices=counts,
         replicas=one.integer("replicas", 1, least=1),
         cpus=one.positive("cpus", 1.0),
         save_every_s=one.positive("save_every_min", math.inf, MINUTE),

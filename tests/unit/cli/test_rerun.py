@@ -120,6 +120,21 @@ def test_rerun_reads_the_files_of_secrets_of_its_own_directory(
     assert world.iris("rerun", job, "--secret", "HF_TOKEN=mine.txt").stdout.strip()
 
 
+def test_variables_and_secrets_replace_those_of_the_same_name(
+    world: ControllerInProcess, clone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = (clone / name for name in ("old.txt", "new.txt"))
+    old.write_text("s3cr3t\n")
+    new.write_text("an0ther\n")
+    job = submitted(world, "--secret", f"KEY={old}", "--secret=TOKEN=old.txt", "--env", "MODE=test")
+    old.unlink()  # what is replaced is not read
+    monkeypatch.delenv("MODE", raising=False)
+    given = "--secret", f"KEY={new}", "--env", "TOKEN=open", f"--secret=MODE={new}"
+    again = world.iris("rerun", job, *given).stdout.strip()
+    shown = world.iris("rerun", again, "--dry-run", "-eKEY=1").stdout.strip()
+    assert shown == f"iris-ray submit work.py --tpu v4-16 --env TOKEN --secret=MODE={new} -eKEY=1"
+
+
 def test_rerun_elsewhere_says_which_commit_is_missing(
     world: ControllerInProcess, clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -142,6 +142,9 @@ def test_path_of_python_chooses_the_interpreter(hosts: HeldHosts, tmp_path: Path
     assert hosts.run(sys.executable, *warm) == (0, ["True\n"] * 2, [""] * 2)
     absent = f"iris-ray: /no/where/python is not on this host; the task's Python runs, {sys.executable}\n"
     assert hosts.run("/no/where/python", *warm) == (0, ["True\n"] * 2, [absent] * 2)
+    fresh = ("-O", "-c", "import sys; print('colorsys' in sys.modules)")
+    assert hosts.run("/no/where/python", *fresh) == (0, ["False\n"] * 2, [absent] * 2)
+    assert hosts.run("/no/where/python", *warm, PYTHONHASHSEED="0") == (0, ["False\n"] * 2, [absent] * 2)
 
 
 def test_programs_read_what_is_given_as_input(hosts: HeldHosts) -> None:

@@ -97,6 +97,8 @@ def test_description_names_parts_and_refuses_those_that_no_slice_has() -> None:
     jobs = LEAST + '[[jobs]]\nper_day = 1\ntype = "v6e-16"\nrun_h = 1\ntopology = "{}"\n'
     found = study_of(jobs.format("2X4") + '[[policies]]\nname = "whole"\nparts = false\n')
     assert (found.streams[0].topology, found.policies[0].parts) == ("2x4", False)
+    with pytest.raises(InvalidStudyError, match="number 1: num_slices is 2; give 1, since a job with a topology"):
+        study_of(jobs.format("2x4") + "num_slices = 2\n")
     with pytest.raises(InvalidStudyError, match="number 1: topology: topology is '3x4'"):
         study_of(jobs.format("3x4"))
     with pytest.raises(InvalidStudyError, match=r"number 1: type is missing"):
