@@ -25,6 +25,7 @@ from iris_ray.cli.tasks import ALL_TASKS, task_argument
 from iris_ray.cli.times import Duration
 from iris_ray.errors import InspectionFailedError, InvalidRequestError
 from iris_ray.inspection.chip_metrics import ChipUse
+from iris_ray.model.checks import unknown_number
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.terminal import live_line
 
@@ -52,10 +53,10 @@ def stacks(job: str, task: int | None, as_json: bool) -> None:
     with cluster():
         from iris_ray.inspection import client as inspection
 
-        tasks = _tasks(job, task)
+        tasks, process = _tasks(job, task)
         with live_line("iris-ray") as line:
             line.show(f"reading the stacks of {len(tasks)} tasks")
-            found = inspection.stacks(tasks)
+            found = inspection.stacks(tasks, process)
     if as_json:
         print_json(found)
         return
@@ -70,12 +71,27 @@ def stacks(job: str, task: int | None, as_json: bool) -> None:
         raise click.exceptions.Exit(FAILED)
 
 
-def _tasks(job: str, task: int | None) -> "list[TaskStatus]":
-    """Return one task of a job; with None all."""
+def _tasks(job: str, task: int | None) -> "tuple[list[TaskStatus], int | None]":
+    """Return one task of a job, and the number of its process on its host; with None all tasks, and None."""
     controller = ControllerConnection()
-    if task is not None:
-        return [controller.ask(ControllerInterface.task_status, job, task)]
-    return controller.ask_all(ControllerInterface.list_tasks, job)
+    if task is None:
+        return controller.ask_all(ControllerInterface.list_tasks, job), None
+    status, process = _task(controller, job, task)
+    return [status], process
+
+
+def _task(controller: ControllerConnection, job: str, index: int) -> "tuple[TaskStatus, int]":
+    """Return the task with the process of this index, and the number of the process on its host.
+
+    Raises:
+        UnknownNameError: there is no such job or process.
+    """
+    status = controller.ask(ControllerInterface.job_status, job)
+    known = range(sum(status.tasks.values()) * status.processes_per_host)
+    if index not in known:
+        raise unknown_number(f"task of {job}", index, known)
+    host, process = divmod(index, status.processes_per_host)
+    return controller.ask(ControllerInterface.task_status, job, host), process
 
 
 def _named(tasks: Sequence[int]) -> str:
@@ -189,12 +205,12 @@ def _picture(job: str, task: int, seconds: int, output: str | None, layout: str,
     with cluster():
         from iris_ray.inspection import client as inspection
 
-        status = ControllerConnection().ask(ControllerInterface.task_status, job, task)
-        _, address = inspection.place_of(status)
+        status, process = _task(ControllerConnection(), job, task)
+        _, address = inspection.place_of(status, process)
         click.echo(f"iris-ray: watching task {task} on {address} for {counted(seconds, 'second')}", err=True)
         with live_line("iris-ray") as line:
             line.show(f"watching task {task} of {job}")
-            found = inspection.profile(status, seconds, layout, idle)
+            found = inspection.profile(status, seconds, layout, idle, process)
     if found.waits:
         click.echo("iris-ray: all threads waited all the time: this shows where, as --idle does", err=True)
     if output == "-":
@@ -280,15 +296,15 @@ def _write_traces(job: str, task: int | None, seconds: int, run: Path) -> dict[s
     from iris_ray.inspection import client as inspection
     from iris_ray.inspection.host import TRACE_SUFFIX  # these import Ray
 
-    tasks = _tasks(job, task)
-    if task is not None:
-        inspection.place_of(tasks[0])
+    tasks, process = _tasks(job, task)
+    if process is not None:
+        inspection.place_of(tasks[0], process)
     elif not inspection.running(tasks):
         raise InspectionFailedError(f"no task of {job} runs")
     problems: dict[str, list[int]] = {}
     with live_line("iris-ray") as line:
         line.show(f"watching {job} for {counted(seconds, 'second')}")
-        for index, found in inspection.traces(tasks, seconds):
+        for index, found in inspection.traces(tasks, seconds, process):
             if isinstance(found, InspectionFailedError):
                 problems.setdefault(str(found), []).append(index)
                 continue
@@ -306,7 +322,7 @@ class ChipsOfTask(TypedDict, total=False):
     """The use of a task's chips: either ``chips`` or ``error`` is there.
 
     Attributes:
-        task: the task's index.
+        task: the task's index; with several processes on a host, that of the first of them.
         chips: the use of each.
         error: why it is not known.
     """
@@ -333,19 +349,20 @@ def chips(job: str, task: int | None, as_json: bool) -> None:
     with cluster():
         from iris_ray.inspection import client as inspection
 
-        tasks = _tasks(job, task)
-        if task is not None:
-            inspection.place_of(tasks[0])
+        tasks, process = _tasks(job, task)
+        if process is not None:
+            inspection.place_of(tasks[0], process)
         told: list[ChipsOfTask] = []
         rows: list[tuple[object, ...]] = []
         problems: dict[str, list[int]] = {}
         for one, uses in inspection.chips(tasks):
+            index = inspection.index_of(one)  # of the host's first process: libtpu tells of all chips of a host
             if isinstance(uses, InspectionFailedError):
-                told.append({"task": one.task_index, "error": str(uses)})
-                problems.setdefault(str(uses), []).append(one.task_index)
+                told.append({"task": index, "error": str(uses)})
+                problems.setdefault(str(uses), []).append(index)
             else:
-                told.append({"task": one.task_index, "chips": uses})
-                rows += [(one.task_index, one.group, one.host, *_use(each)) for each in uses]
+                told.append({"task": index, "chips": uses})
+                rows += [(index, one.group, one.host, *_use(each)) for each in uses]
     if as_json:
         print_json(told)
     else:

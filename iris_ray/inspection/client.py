@@ -50,11 +50,16 @@ class SameStacks:
     error: str | None = None
 
 
-def stacks(tasks: Iterable[TaskStatus]) -> list[SameStacks]:
-    """Return the stacks of running tasks, grouped, the largest group first."""
+def stacks(tasks: Iterable[TaskStatus], process: int | None = None) -> list[SameStacks]:
+    """Return the stacks of running tasks, grouped, the largest group first.
+
+    Args:
+        tasks: tasks that don't run are left out.
+        process: the number of a process on each host; None: all of them.
+    """
     groups: dict[tuple[str, bool], list[int]] = {}
     texts: dict[tuple[str, bool], str] = {}
-    for _, index, answer in _asked(tasks, stacks_of, DUMP_S + START_S):
+    for _, index, answer in _asked(tasks, stacks_of, DUMP_S + START_S, process=process):
         is_error = isinstance(answer, InspectionFailedError)
         key = (str(answer) if is_error else _comparable(answer)), is_error
         groups.setdefault(key, []).append(index)
@@ -66,37 +71,49 @@ def stacks(tasks: Iterable[TaskStatus]) -> list[SameStacks]:
     return sorted(found, key=lambda one: (-len(one.tasks), one.tasks))
 
 
-def place_of(task: TaskStatus) -> tuple[str, str]:
+def place_of(task: TaskStatus, process: int = 0) -> tuple[str, str]:
     """Return the node id and the address of a task's host.
+
+    Args:
+        task: the task.
+        process: the number of the process on the host, for the message.
 
     Raises:
         InvalidRequestError: the task does not run.
     """
     if task.state is not TaskState.RUNNING or task.node_id is None or task.address is None:
         raise InvalidRequestError(
-            f"task {task.task_index} is {task.state.value}: only a running one can be looked into"
+            f"task {index_of(task, process)} is {task.state.value}: only a running one can be looked into"
         )
     return task.node_id, task.address
 
 
-def profile(task: TaskStatus, seconds: int, layout: str, idle: bool) -> Profile:
-    """Return a profile of a task, or of the first of its processes; see `profile_of`.
+def index_of(task: TaskStatus, process: int = 0) -> int:
+    """Return the index by which users know a process of a task."""
+    return task.task_index * task.processes + process
+
+
+def profile(task: TaskStatus, seconds: int, layout: str, idle: bool, process: int = 0) -> Profile:
+    """Return a profile of a process of a task, by its number on the host; see `profile_of`.
 
     Raises:
         InvalidRequestError: the task does not run.
         InspectionFailedError: no profile can be taken; the message says why.
     """
-    call = ask_host(profile_of, *place_of(task), _inspected(task), seconds, layout, idle)
+    call = ask_host(profile_of, *place_of(task, process), _inspected(task, process), seconds, layout, idle)
     answer: Profile = _answer(call, 2 * (seconds + WRITING_S) + START_S)
     return answer
 
 
-def traces(tasks: Iterable[TaskStatus], seconds: float) -> Iterator[tuple[int, bytes | InspectionFailedError]]:
+def traces(
+    tasks: Iterable[TaskStatus], seconds: float, process: int | None = None
+) -> Iterator[tuple[int, bytes | InspectionFailedError]]:
     """Have JAX's profilers watch running tasks, all at the same time, or `AT_ONCE` of them if there are more.
 
     Args:
         tasks: tasks that don't run are left out.
         seconds: how long to watch.
+        process: the number of a process on each host; None: all of them.
 
     Yields:
         The index of a process, and its trace, or the error in place of it.
@@ -105,13 +122,13 @@ def traces(tasks: Iterable[TaskStatus], seconds: float) -> Iterator[tuple[int, b
     def when(count: int) -> tuple[float, float]:
         return seconds, time.time() + (TOGETHER_S if count > 1 else 0.0)
 
-    for _, index, answer in _asked(tasks, trace_of, START_S + STARTS_S + seconds + STOPS_S, when):
+    for _, index, answer in _asked(tasks, trace_of, START_S + STARTS_S + seconds + STOPS_S, when, process):
         yield index, answer
 
 
 def chips(tasks: Iterable[TaskStatus]) -> Iterator[tuple[TaskStatus, list[ChipUse] | InspectionFailedError]]:
     """Yield running tasks, and the use of the chips of their hosts, or the error in place of it."""
-    for task, _, answer in _asked(tasks, chips_of, 3 * ANSWER_S + START_S, each_process=False):
+    for task, _, answer in _asked(tasks, chips_of, 3 * ANSWER_S + START_S, process=0):
         yield task, answer
 
 
@@ -131,7 +148,7 @@ def _asked(
     function: Callable[..., object],
     timeout_s: float,
     arguments: Callable[[int], tuple[object, ...]] = lambda _: (),
-    each_process: bool = True,
+    process: int | None = None,
 ) -> Iterator[tuple[TaskStatus, int, Any]]:
     """Call a function on the hosts of running tasks, `AT_ONCE` of them side by side.
 
@@ -140,15 +157,15 @@ def _asked(
         function: of `iris_ray.inspection.host`.
         timeout_s: the time in which all that were asked side by side must answer.
         arguments: returns the arguments after the task, given the number that are asked side by side.
-        each_process: whether to call it for each process of a host, or for the first only.
+        process: the number of a process on each host; None: all of them.
 
     Yields:
         The task and the index of the process, and its answer, or the `InspectionFailedError` in place of it.
     """
     asked = [
-        (task, _inspected(task, process))
+        (task, _inspected(task, number))
         for task in running(tasks)
-        for process in range(task.processes if each_process else 1)
+        for number in (range(task.processes) if process is None else (process,))
     ]
     for first in range(0, len(asked), AT_ONCE):
         some = asked[first : first + AT_ONCE]
@@ -182,7 +199,7 @@ def _answer(call: ray.ObjectRef, timeout_s: float, deadline: float | None = None
 
 
 def _inspected(task: TaskStatus, process: int = 0) -> InspectedTask:
-    return InspectedTask(job_of(task.task_id), task.task_index * task.processes + process, task.attempt)
+    return InspectedTask(job_of(task.task_id), index_of(task, process), task.attempt)
 
 
 def _comparable(text: str) -> str:

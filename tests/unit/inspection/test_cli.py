@@ -33,10 +33,18 @@ def test_profile_of_a_tasks_own_job_is_written_locally(
     world: ControllerInProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(inspection, "place_of", lambda _: ("node", "10.0.0.1"))
+    monkeypatch.setattr(inspection, "place_of", lambda *_: ("node", "10.0.0.1"))
     monkeypatch.setattr(inspection, "profile", lambda *_: Profile(b"a picture", waits=True))
     world.start("parent/child")
     done = world.iris("job", "profile", "parent/child", "0")
     assert "parent-child-0.svg: 9 bytes" in done.stdout
     assert "all threads waited" in done.stderr
     assert (tmp_path / "parent-child-0.svg").read_bytes() == b"a picture"
+
+
+def test_one_of_several_processes_on_a_host_is_named_by_its_own_index(world: ControllerInProcess) -> None:
+    world.start("train", slices=(3,))
+    waits = world.submit("eval", processes_per_host=2)  # two hosts
+    for command in ("profile", "chips"):
+        assert "task 3 is pending" in world.iris("job", command, waits, "3", code=USAGE).stderr
+        assert "there are 0 to 3" in world.iris("job", command, waits, "4", code=USAGE).stderr
