@@ -166,8 +166,8 @@ def restored_from(root: Path, *hosts: int, layout: Layout = BY_SLICE, slices: in
         each.mkdir(exist_ok=True)
     attempt = Attempt([layout], dirs, slices, attempt=9)
     found = attempt.restore()
-    for steps in attempt.steps:
-        steps.finish()  # else it goes on in the background, beside the attempt that saves there
+    for process in attempt.steps:
+        process.finish()  # else it goes on in the background, beside the attempt that saves there
     if found == [None, None]:
         return None
     steps = {each[0] for each in found if each is not None}
