@@ -114,7 +114,8 @@ _TASK_HEADERS = ("TASK", "STATE", "ATTEMPT", "RAN", "EXIT", "SLICE", "HOST", "AD
 def tasks(job: str, form: ListForm) -> None:
     """The tasks of a job: the state, host, run time and exit code of each.
 
-    With --json also the latest attempts of each task, when they began and ended, and how.
+    With --json also the latest attempts of each task, when they began and ended, and how. If a host runs several
+    processes of a job, they share a line, such as 2-3 for the second host of two processes each; -q names the first.
 
     \b
       iris-ray job tasks train-1a2b3c4d
@@ -123,14 +124,16 @@ def tasks(job: str, form: ListForm) -> None:
     """
     with cluster():
         found = ControllerConnection().ask_all(ControllerInterface.list_tasks, job)
-    form.show(found, lambda task: f"{job}/{task.task_index}", _TASK_HEADERS, _task_row, "no tasks")
+    form.show(found, lambda task: f"{job}/{task.indices[0]}", _TASK_HEADERS, _task_row, "no tasks")
 
 
 def _task_row(task: TaskStatus) -> tuple[object, ...]:
     ran = "-" if task.started_at is None else duration((task.ended_at or time.time()) - task.started_at)
     code = "-" if task.exit_code is None else task.exit_code
     where = task.group or "-", task.host or "-", task.address or "-"
-    return task.task_index, task.state.value, task.attempt or "-", ran, code, *where, task.error or ""
+    first, last = task.indices[0], task.indices[-1]
+    index = first if first == last else f"{first}-{last}"
+    return index, task.state.value, task.attempt or "-", ran, code, *where, task.error or ""
 
 
 # -- events ------------------------------------------------------------------------------------------------------------

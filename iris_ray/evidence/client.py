@@ -32,7 +32,7 @@ def kept_evidence(controller: ControllerConnection, job_id: str) -> Iterator[tup
     """
     outputs = module_of("outputs", "client").JobOutputs(controller, job_id)
     tasks = [task for task in controller.ask_all(ControllerInterface.list_tasks, job_id) if task.error is not None]
-    indexes = [index for task in sorted(tasks, key=_when_failed) for index in _processes(task)][:MOST_ASKED]
+    indexes = [index for task in sorted(tasks, key=_when_failed) for index in task.indices][:MOST_ASKED]
     if not indexes:
         return
     found = outputs.find(indexes, None, FOLDER)
@@ -56,11 +56,6 @@ def kept_evidence(controller: ControllerConnection, job_id: str) -> Iterator[tup
 
 def _when_failed(task: TaskStatus) -> tuple[bool, float]:
     return task.state not in _FIRST_CAUSES, math.inf if task.ended_at is None else task.ended_at
-
-
-def _processes(task: TaskStatus) -> range:
-    """Return the indexes of the processes of a task."""
-    return range(task.task_index * task.processes, (task.task_index + 1) * task.processes)
 
 
 def _read(stream: Iterator[bytes]) -> bytes:

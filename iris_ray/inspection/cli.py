@@ -356,7 +356,7 @@ def chips(job: str, task: int | None, as_json: bool) -> None:
         rows: list[tuple[object, ...]] = []
         problems: dict[str, list[int]] = {}
         for one, uses in inspection.chips(tasks):
-            index = inspection.index_of(one)  # of the host's first process: libtpu tells of all chips of a host
+            index = one.indices[0]  # of the host's first process: libtpu tells of all chips of a host
             if isinstance(uses, InspectionFailedError):
                 told.append({"task": index, "error": str(uses)})
                 problems.setdefault(str(uses), []).append(index)

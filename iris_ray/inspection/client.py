@@ -83,14 +83,9 @@ def place_of(task: TaskStatus, process: int = 0) -> tuple[str, str]:
     """
     if task.state is not TaskState.RUNNING or task.node_id is None or task.address is None:
         raise InvalidRequestError(
-            f"task {index_of(task, process)} is {task.state.value}: only a running one can be looked into"
+            f"task {task.indices[process]} is {task.state.value}: only a running one can be looked into"
         )
     return task.node_id, task.address
-
-
-def index_of(task: TaskStatus, process: int = 0) -> int:
-    """Return the index by which users know a process of a task."""
-    return task.task_index * task.processes + process
 
 
 def profile(task: TaskStatus, seconds: int, layout: str, idle: bool, process: int = 0) -> Profile:
@@ -199,7 +194,7 @@ def _answer(call: ray.ObjectRef, timeout_s: float, deadline: float | None = None
 
 
 def _inspected(task: TaskStatus, process: int = 0) -> InspectedTask:
-    return InspectedTask(job_of(task.task_id), index_of(task, process), task.attempt)
+    return InspectedTask(job_of(task.task_id), task.indices[process], task.attempt)
 
 
 def _comparable(text: str) -> str:

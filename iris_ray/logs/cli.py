@@ -169,7 +169,7 @@ def _most_telling(controller: ControllerConnection, status: JobStatus) -> int:
         tasks = controller.ask_all(ControllerInterface.list_tasks, status.job_id)
         failed = [task for task in tasks if task.state in _FIRST_CAUSES]
         first = min(failed, key=lambda task: math.inf if task.ended_at is None else task.ended_at, default=None)
-        return 0 if first is None else first.task_index * first.processes
+        return 0 if first is None else first.indices[0]
     return 0
 
 

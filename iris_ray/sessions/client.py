@@ -96,7 +96,7 @@ def locate_all(controller: ControllerConnection, job_id: str) -> tuple[list[Task
     """
     controller.ask(ControllerInterface.require_own, job_id, current_user(), MAY)
     tasks = controller.ask_all(ControllerInterface.list_tasks, job_id)
-    places = {task.task_index: _place_of(task, task.task_index * task.processes) for task in tasks}
+    places = {task.indices[0]: _place_of(task, task.indices[0]) for task in tasks}
     found = [place for place in places.values() if place is not None]
     if not found:
         why = controller.ask(ControllerInterface.job_status, job_id).explanation

@@ -315,6 +315,11 @@ class TaskStatus:
     processes: int = 1
 
     @property
+    def indices(self) -> range:
+        """The indices by which users know the processes of the task: ``task_index``, if there is only one."""
+        return range(self.task_index * self.processes, (self.task_index + 1) * self.processes)
+
+    @property
     def worker_id(self) -> str | None:
         """``node_id`` under the name that Iris's clients know."""
         return self.node_id

@@ -102,6 +102,13 @@ def test_paged_lists_are_complete(world: ControllerInProcess, monkeypatch: pytes
     assert len(world.jobs()) == 2, "one page"
 
 
+def test_tasks_of_several_processes_have_the_indices_that_other_commands_take(world: ControllerInProcess) -> None:
+    waits = world.submit("eval", processes_per_host=2)  # two hosts
+    lines = world.iris("job", "tasks", waits).stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["TASK", "0-1", "2-3"]
+    assert world.iris("job", "tasks", waits, "-q").stdout.split() == [f"{waits}/0", f"{waits}/2"]
+
+
 def test_queue_shows_who_holds_slices_and_who_waits(world: ControllerInProcess) -> None:
     """Ann has all slices. Bob's batch job came before Carl's urgent one, and waits for it, too; so does Dora's."""
     ann = world.start("ann-train", slices=(3,), user="ann")
