@@ -54,7 +54,7 @@ class TypedCommand:
                 that was an argument.
             arguments: other arguments of the script; None: the same.
         """
-        own = list(self.words)
+        own = _script_first(self.command, list(self.words))
         end = own.index("--") if "--" in own else len(own)
         after = own[end + 1 :] if arguments is None else list(arguments)
         anew = set(filter(None, map(_variable, *_with_those_before(flags))))
@@ -135,6 +135,19 @@ def _without_flags(name: str, words: Sequence[str]) -> Iterator[int]:
         if not is_value and not word.startswith("-"):
             yield place
         is_value = not is_value and word in takers
+
+
+def _script_first(command: str, words: list[str]) -> list[str]:
+    """Return words with the script, and a type that is an argument, before ``--``, even if they were typed after it."""
+    if "--" not in words:
+        return words
+    end = words.index("--")
+    needed = 2 if command == "run" and not any(map(_is_type, words[:end])) else 1
+    begin = end + 1 + max(0, needed - len([*_without_flags(command, words[:end])]))
+    moved = words[end + 1 : begin]
+    if any(word.startswith("-") for word in moved):  # they would be flags there
+        return words
+    return [*words[:end], *moved, "--", *words[begin:]]
 
 
 def remember_command(job_id: str, command: str, words: Sequence[str]) -> None:

@@ -213,6 +213,22 @@ def test_other_arguments_replace_those_typed_without_dashes(command: str, words:
     assert typed.again([], []) == again[:-2]
 
 
+@pytest.mark.parametrize(
+    ("command", "words", "again"),
+    [
+        ("submit", ["--tpu", "v4-8", "--", "a.py", "x"], ["--tpu", "v4-8", "a.py", "--tpu", "v4-64", "--", "new"]),
+        ("run", ["--tpu", "v4-8", "--", "a.py", "x"], ["--tpu", "v4-8", "a.py", "--tpu", "v4-64", "--", "new"]),
+        ("run", ["--", "a.py", "v4-8", "x"], ["a.py", "--tpu", "v4-64", "--", "new"]),
+        ("run", ["a.py", "--", "v4-8", "x"], ["a.py", "--tpu", "v4-64", "--", "new"]),
+        ("run", ["a.py", "--tpu", "v4-8", "--", "v4-8"], ["a.py", "--tpu", "v4-8", "--tpu", "v4-64", "--", "new"]),
+    ],
+)
+def test_script_and_type_after_dashes_are_no_arguments_of_the_script(
+    command: str, words: list[str], again: list[str]
+) -> None:
+    assert TypedCommand(command, tuple(words), "/").again(["--tpu", "v4-64"], ["new"]) == again
+
+
 def test_type_and_arguments_are_replaced_together() -> None:
     typed = TypedCommand("run", ("a.py", "v4-32", "x"), "/")
     assert typed.again(["--tpu", "v4-64"], ["new"]) == ["a.py", "--tpu", "v4-64", "--", "new"]
