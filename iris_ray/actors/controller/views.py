@@ -184,7 +184,7 @@ def job_events(job: Job, clock: Clock) -> list[JobEvent]:
 
 
 def _of_gang(job: Job, gang: Gang) -> Iterator[JobEvent]:
-    task = None if job.spec.is_one_gang else gang.tasks[0].index
+    task = None if job.spec.is_one_gang else gang.tasks[0].index * job.spec.processes_per_host
     for past in gang.past:
         yield from _past_event(past, task)
     assigned = {attempt.number: attempt.assigned_at for attempt in job.times.attempts}

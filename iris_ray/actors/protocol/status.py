@@ -243,7 +243,8 @@ class JobEvent:
 
     Attributes:
         at: seconds since the epoch.
-        task_index: the event's task, if the job's tasks do not start together.
+        task_index: the event's task, if the job's tasks do not start together; of a gang its first process, by the
+            index that logs have.
         attempt: the event's attempt; None for an event of the whole job.
         what: the event in words.
     """

@@ -159,10 +159,16 @@ function lastFailure({ goodput }) {
     `: ${parts.filter(Boolean).join(", ")}.`);
 }
 
+// The numbers of a task's processes, by which logs and commands know them.
+function indices({ task_index, processes = 1 }) {
+  const first = task_index * processes;
+  return processes > 1 ? `${first}–${first + processes - 1}` : first;
+}
+
 function taskRow(task) {
   const ran = task.started_at === null ? "–" : duration((task.ended_at ?? now()) - task.started_at);
   const where = task.group ? `${task.group}, ${task.host}` : task.address ?? "–";
-  return tr(COLUMNS, [task.task_index, badge(task.state), task.attempt || "–", ran, task.exit_code ?? "–", where,
+  return tr(COLUMNS, [indices(task), badge(task.state), task.attempt || "–", ran, task.exit_code ?? "–", where,
     task.error ? h("span", { class: "why", title: task.error }, task.error.trim().split("\n")[0]) : ""]);
 }
 

@@ -64,7 +64,7 @@ export function logView(id) {
   restart();
 
   function about(job) {
-    task.max = String(job.size - 1);
+    task.max = String(job.size * (job.processes_per_host ?? 1) - 1);
     const numbers = Array.from({ length: job.attempt }, (_, at) => String(job.attempt - at)).slice(0, 20);
     if (attempt.dataset.numbers === numbers.join()) return;
     attempt.dataset.numbers = numbers.join();

@@ -5,11 +5,12 @@ import dataclasses
 import pytest
 
 from iris_ray.actors.controller.clock import Clock
-from iris_ray.actors.controller.views import task_status
+from iris_ray.actors.controller.views import job_events, task_status
 from iris_ray.actors.protocol.status import TaskAttempt
 from iris_ray.model.goodput import MOST_STEPS, Marks, TimeKind, Totals, failures, measure, time_lost
 from iris_ray.model.jobs import ATTEMPT_ERROR_CHARACTERS, ATTEMPTS_KEPT, Job
 from iris_ray.model.notices import NoticeKind
+from iris_ray.model.options import EACH_SLICE
 from iris_ray.model.time_lost import FailureCause
 from iris_ray.state.events import (
     AttemptMarkedEvent,
@@ -41,6 +42,13 @@ def run_for(world: World, job: Job, seconds: float) -> None:
 def fail(world: World, job: Job, index: int, exit_code: int | None, error: str = "boom") -> None:
     world.do(TaskStateChangedEvent(attempt_id(job, index), index, S.FAILED, error, exit_code))
     world.confirm(job)
+
+
+def test_events_of_gangs_name_their_first_processes_as_logs_do(world: World) -> None:
+    job = world.submit(slices=(2,), processes_per_host=2, failure_domain=EACH_SLICE)  # two hosts each
+    run_for(world, job, 30.0)
+    first = {task_status(job, gang.tasks[0].index, world.state, Clock()).indices[0] for gang in job.gangs}
+    assert {event.task_index for event in job_events(job, Clock())} == {None, *first} == {None, 0, 4}
 
 
 def test_gang_attempts_are_listed_for_each_task(world: World) -> None:
