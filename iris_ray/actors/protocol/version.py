@@ -15,8 +15,8 @@ from iris_ray.model.job_spec import FIELDS_OF_A_JOB
 PROTOCOL_VERSION = 26
 """Raise this number when processes of this version and of the one before could misunderstand each other: when a method
 that one calls on the other changes its signature or meaning, or a message its fields or its module; or when processes
-of this version can't do without a method that those of the one before lack. A new option of a job needs no new number:
-processes also compare the fields of a `JobSpec`."""
+of this version can't do without a method that those of the one before lack. A new field of `JobSpec` needs no new
+number, as processes also compare these; one of `RunRequest` does."""
 
 NO_PROTOCOL = 0
 """The protocol of versions from before there was a protocol version."""

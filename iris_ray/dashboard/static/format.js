@@ -56,7 +56,7 @@ export function badge(state) {
 // Conditions of hosts, in the order of the legend: what they are called, and what they mean.
 export const CONDITIONS = {
   busy: ["in use", "a job runs on it"],
-  free: ["free", "nothing uses it"],
+  free: ["free", "no job uses it"],
   warm: ["warm", "kept ready for the next job of one process, and given up when another job needs it"],
   spare: ["spare", "held ready to replace a slice of a running job, or for it to grow"],
   draining: ["draining", "it is about to go, and takes nothing new"],
