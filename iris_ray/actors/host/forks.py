@@ -73,6 +73,9 @@ class ModuleUnfit(ModuleFailed):
 
 # -- start of a zygote -------------------------------------------------------------------------------------------------
 
+SINGLE_THREADED = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
+"""Variables without which libraries start a thread when they are imported: pyarrow does, and pandas imports it."""
+
 
 @dataclass(frozen=True, slots=True)
 class ZygoteStart:
@@ -94,7 +97,7 @@ class ZygoteStart:
         Raises:
             OSError, subprocess.SubprocessError: it can't be started.
         """
-        environ = {name: value for name, value in os.environ.items() if name not in self.without}
+        environ = SINGLE_THREADED | {name: value for name, value in os.environ.items() if name not in self.without}
         environ |= {name: _expanded(value) for name, value in self.variables.items()}
         environ[TOKEN_VARIABLE] = self.token
         command = [sys.executable, "-u", str(HERE), str(channel.fileno())]  # a line's beginning is seen as well

@@ -479,8 +479,11 @@ async def test_zygote_starts_with_variables_expanded_as_ray_does(
         assert found["LD_LIBRARY_PATH"] == "/mine/lib:/host/lib:/host/lib"
         assert (found["MALLOC_ARENA_MAX"], found["LD_DEBUG_OUTPUT"]) == ("2", "$IRIS_NOT_THERE")
         assert (found["TZ"], "OMP_NUM_THREADS" in found) == (":Europe/Berlin", False)
+        assert found["JE_ARROW_MALLOC_CONF"] == "background_thread:false", "else pyarrow starts a thread in the zygote"
         own = (await run_in(zygote, tmp_path, environment, OMP_NUM_THREADS="3")).result
         assert own["OMP_NUM_THREADS"] == "3"
+    async with a_zygote(variables={"JE_ARROW_MALLOC_CONF": "narenas:1"}) as zygote:
+        assert (await run_in(zygote, tmp_path, environment)).result["JE_ARROW_MALLOC_CONF"] == "narenas:1"
 
 
 def imports() -> tuple[str, str]:
