@@ -182,8 +182,9 @@ class ProvisionerLine(TypedDict):
     type=click.Choice([reach.value for reach in Reach]),
     default=Reach.LOWER_BANDS.value,
     show_default=True,
-    help=f"Which slices of other types lose their chips to a waiting job: {Reach.IDLE} ones, also those that jobs of"
-    f" {Reach.LOWER_BANDS} leave, or also ones {Reach.HELD} until enough of them are idle.",
+    help=f"How a waiting job gets chips of slices of other types. {Reach.IDLE}: idle slices are deleted."
+    f" {Reach.LOWER_BANDS}: jobs of lower bands also leave slices. {Reach.HELD}: slices are also reserved for the job"
+    " until enough of them are idle.",
 )
 @click.option(
     "--every",

@@ -3,7 +3,7 @@
 The simulation is one of `iris_ray.study`, which imports this module when a study has such a reservation.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -117,10 +117,10 @@ class SimulatedReservation(Jobs):
         """Take every type: this provider has all of them."""
 
     def queued_slices(self) -> list[QueuedSlice]:
-        return [replace(one.listed, state=QueuedState.DELETING) if one.leaves else one.listed for one in self._all()]
-
-    def _all(self) -> Iterable[PaperSlice]:
-        return self._slices.values()
+        return [
+            replace(one.listed, state=QueuedState.DELETING) if one.leaves else one.listed
+            for one in self._slices.values()
+        ]
 
     def create(self, wanted: NewSlice) -> str | None:
         listed = QueuedSlice(
@@ -128,7 +128,7 @@ class SimulatedReservation(Jobs):
             location=PLACE, market=Market.RESERVED, reservation=self._source.reservation,
         )  # fmt: skip
         self._slices[wanted.name] = PaperSlice(listed, wanted.config)
-        if sum(one.config.chip_count for one in self._all()) > self._chips:
+        if sum(one.config.chip_count for one in self._slices.values()) > self._chips:
             raise RuntimeError("a chip has two owners")
         self.made += 1
         self._simulation.agenda.after(self._timings.make_slice, self._is_made, wanted.name)
